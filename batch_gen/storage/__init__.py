@@ -1,0 +1,1 @@
+"""Stores behind one interface: a folder, S3, and memory for tests."""

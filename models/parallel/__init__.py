@@ -1,0 +1,1 @@
+"""Layouts, meshes and collectives. Import submodules; nothing is imported here."""

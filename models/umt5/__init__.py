@@ -1,0 +1,1 @@
+"""UMT5 text encoder. Import submodules; nothing is imported here."""

@@ -1,0 +1,1 @@
+"""Causal 3D video VAE. Import submodules; nothing is imported here."""
