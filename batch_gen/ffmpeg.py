@@ -1,0 +1,183 @@
+"""The one place that starts ffmpeg: found once, its stderr always drained, its death and a full disk told apart.
+
+Every child sits at the end of a pipe of ours. When this process is killed, even by SIGKILL, the kernel closes the pipe
+and the child ends by itself: an encoder reads end of file, a decoder cannot write any more. Its own process group keeps
+Ctrl-C and a group-wide SIGTERM away from it, so that a drain can finish the clip.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import os
+import select
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, EnvironmentFault
+
+STALL_S = 300.0
+"""A pipe that moves no byte for so long belongs to a child that hangs."""
+STDERR_TAIL_BYTES = 64 * 1024
+PIPE_BYTES = 1024 * 1024
+LOW_DISK_BYTES = 1024 * 1024
+_F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", None)
+
+
+@functools.cache
+def executable() -> str:
+    """Path of the ffmpeg that imageio-ffmpeg brings.
+
+    Raises EnvironmentFault where there is none.
+    """
+    import imageio_ffmpeg
+
+    try:
+        return str(imageio_ffmpeg.get_ffmpeg_exe())
+    except RuntimeError as error:
+        message = f"no ffmpeg: {error}; install the package imageio-ffmpeg or set IMAGEIO_FFMPEG_EXE"
+        raise EnvironmentFault(message) from error
+
+
+@functools.cache
+def version() -> str:
+    """First line of `ffmpeg -version`, for records and `doctor`."""
+    shown = subprocess.run([executable(), "-version"], capture_output=True, text=True, check=True)
+    return shown.stdout.splitlines()[0]
+
+
+class Child:
+    """One ffmpeg process that either reads from us (`feed`) or writes to us (`stdout`), never both."""
+
+    def __init__(
+        self, args: Sequence[str], *, reads: bool = False, writes: bool = False, stall_s: float = STALL_S
+    ) -> None:
+        """Start ffmpeg with `args`; `reads` gives it a pipe as stdin, `writes` one as stdout."""
+        self.stall_s = stall_s
+        self._process = subprocess.Popen(
+            [executable(), "-hide_banner", "-nostdin", "-v", "error", "-xerror", *args],
+            stdin=subprocess.PIPE if reads else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if writes else subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            process_group=0,
+        )
+        self._stderr = bytearray()
+        self._drain = threading.Thread(target=self._drain_stderr, name="ffmpeg-stderr", daemon=True)
+        self._drain.start()
+        self._poll = select.poll()
+        for pipe, event in ((self._process.stdin, select.POLLOUT), (self._process.stdout, select.POLLIN)):
+            self._prepare(pipe, event)
+
+    def _prepare(self, pipe: IO[bytes] | None, event: int) -> None:
+        if pipe is None:
+            return
+        os.set_blocking(pipe.fileno(), False)
+        if _F_SETPIPE_SZ is not None:  # a frame is a megabyte, the default pipe 64 KiB
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(pipe.fileno(), _F_SETPIPE_SZ, PIPE_BYTES)
+        self._poll.register(pipe.fileno(), event)
+
+    def _drain_stderr(self) -> None:
+        pipe = self._process.stderr
+        assert pipe is not None
+        while block := pipe.read(4096):
+            self._stderr += block
+            del self._stderr[:-STDERR_TAIL_BYTES]
+
+    @property
+    def pid(self) -> int:
+        """Process id, for tests and logs."""
+        return self._process.pid
+
+    @property
+    def stderr(self) -> str:
+        """The last 64 KiB that the process said; complete after `wait` or `kill`."""
+        return self._stderr.decode("utf-8", "replace").strip()
+
+    def _await_pipe(self) -> None:
+        if not self._poll.poll(self.stall_s * 1000):
+            raise TimeoutError(f"ffmpeg moved no data for {self.stall_s:g} s")
+
+    def feed(self, data: memoryview) -> None:
+        """Write all of `data` (bytes, C order) to stdin, waiting for room.
+
+        Raises BrokenPipeError after the process died and TimeoutError when it hangs.
+        """
+        assert self._process.stdin is not None
+        file = self._process.stdin.fileno()
+        while data:
+            self._await_pipe()
+            with contextlib.suppress(BlockingIOError):
+                data = data[os.write(file, data) :]
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Fill `buffer` from stdout; a smaller number of bytes than asked for means the stream ended."""
+        assert self._process.stdout is not None
+        file = self._process.stdout.fileno()
+        filled = 0
+        while filled < len(buffer):
+            self._await_pipe()
+            try:
+                count = os.readv(file, [buffer[filled:]])
+            except BlockingIOError:
+                continue
+            if count == 0:
+                break
+            filled += count
+        return filled
+
+    def wait(self) -> int:
+        """Close stdin, wait for the end, reap, and return the exit status.
+
+        Raises TimeoutError (the process is killed) when it takes longer than twice the stall limit.
+        """
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        try:
+            status = self._process.wait(2 * self.stall_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(f"ffmpeg did not end within {2 * self.stall_s:g} s") from None
+        self._close()
+        return status
+
+    def kill(self) -> None:
+        """End the process at once and reap it; harmless when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._drain.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def disk_error(error: OSError, folder: Path) -> BatchGenError | OSError:
+    """DiskFull for an OSError that means it, else the error itself."""
+    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        return error
+    free_bytes = shutil.disk_usage(folder).free
+    advice = "free some or choose another scratch folder"
+    return DiskFull(f"no space left in {folder} ({free_bytes:,} bytes free); {advice}")
+
+
+def failure(kind: str, doing: str, child: Child, folder: Path) -> BatchGenError:
+    """The error for an ffmpeg that ended badly: DiskFull if `folder` has no room, else ClipFailed(kind)."""
+    said = child.stderr
+    free_bytes = shutil.disk_usage(folder).free
+    full = any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT))
+    if full or free_bytes < LOW_DISK_BYTES:
+        advice = "free some or choose another scratch folder"
+        return DiskFull(f"no space left in {folder} ({free_bytes:,} bytes free) while {doing}; {advice}")
+    last_lines = "\n".join(said.splitlines()[-8:]) or "it said nothing"
+    return ClipFailed(kind, f"ffmpeg failed while {doing}: {last_lines}")
