@@ -131,6 +131,16 @@ class Child:
             filled += count
         return filled
 
+    def read_all(self) -> bytes:
+        """Everything up to the end of stdout; for small outputs."""
+        blocks = []
+        while True:
+            block = bytearray(PIPE_BYTES)
+            count = self.read_into(memoryview(block))
+            blocks.append(bytes(block[:count]))
+            if count < len(block):
+                return b"".join(blocks)
+
     def wait(self) -> int:
         """Close stdin, wait for the end, reap, and return the exit status.
 
