@@ -1,0 +1,197 @@
+"""Which checkpoint a run uses: name -> folder, sizes and limits from its config files, digest. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from batch_gen.environment import PACKAGE_ROOT, cache_folder, child_environment
+from batch_gen.errors import CheckpointError, ConfigError, UsageError
+from batch_gen.request import ModelLimits
+
+BUILT_IN = ("pocket", "tiny", "fake")
+_FILES = (".json", ".safetensors", ".model", ".txt")
+_OFFICIAL_PRESETS = {
+    "wan2.2-t2v-a14b": "t2v-a14b-480p",
+    "wan2.2-i2v-a14b": "i2v-a14b-480p",
+    "wan2.2-ti2v-5b": "ti2v-5b",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that a run can use.
+
+    Args:
+        name: what the user called it.
+        folder: where its files lie; None for the fake engine.
+        digest: SHA-256 over its files (names, sizes, contents).
+        preset: the preset that fits it.
+        limits: what it can serve.
+        facts: configuration values that validation and planning read.
+    """
+
+    name: str
+    folder: Path | None
+    digest: str
+    preset: str
+    limits: ModelLimits
+    facts: dict[str, Any]
+
+
+def pocket_folder() -> Path:
+    """The trained checkpoint that ships with the product."""
+    return PACKAGE_ROOT / "models" / "pocket" / "weights"
+
+
+def default_model(out: str) -> str:
+    """The model when none is named: the trained pocket, else the random tiny one.
+
+    Raises:
+        UsageError: the output is on S3; such a run must say which model it means.
+    """
+    if out.startswith("s3://"):
+        raise UsageError(f"--model must be given when the output is on S3 ({out})")
+    return "pocket" if (pocket_folder() / "model_index.json").exists() else "tiny"
+
+
+def open_checkpoint(name: str) -> Checkpoint:
+    """Find a checkpoint by name, read its configuration and compute its digest.
+
+    Args:
+        name: an existing folder, else `pocket`, `tiny` or `fake[:options.json]`, else `s3://...` or `owner/name`.
+
+    Raises:
+        CheckpointError: not found, torn or of another kind; the message names the file.
+    """
+    if name == "fake" or name.startswith("fake:"):
+        return Checkpoint(name, None, hashlib.sha256(name.encode()).hexdigest(), "pocket", ModelLimits(name="fake"), {})
+    folder = _folder_of(name)
+    facts = read_facts(folder)
+    return Checkpoint(name, folder, digest_folder(folder), _preset_of(facts), _limits_of(name, facts), facts)
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Read the sizes that planning needs from the config files of a diffusers-layout folder.
+
+    Raises:
+        CheckpointError: a file is missing or no JSON.
+    """
+    index = _read_json(folder / "model_index.json")
+    transformer = _read_json(folder / "transformer" / "config.json")
+    vae = _read_json(folder / "vae" / "config.json")
+    missing = [part for part in ("text_encoder", "tokenizer", "scheduler") if not (folder / part).is_dir()]
+    if missing:
+        raise CheckpointError(f"{folder}: not a complete checkpoint in diffusers layout: no folder {', '.join(missing)}")
+    stray = sorted(path.name for path in folder.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+    if stray and not any(folder.rglob("*.safetensors")):
+        raise CheckpointError(f"{folder}: holds {stray[0]}; weights load from safetensors only: convert it first")
+    return {"index": index, "transformer": transformer, "vae": vae}
+
+
+def digest_folder(folder: Path) -> str:
+    """SHA-256 over all configuration and weight files, cached per file by path, size and time."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in _FILES)
+    cache_path = cache_folder() / "digests.json"
+    cache_path.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(cache_path.with_suffix(".lock")):
+        cache = _read_cache(cache_path)
+        total = hashlib.sha256()
+        for path in files:
+            stat = path.stat()
+            key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+            if key not in cache:
+                with path.open("rb") as file:
+                    cache[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            total.update(f"{path.relative_to(folder).as_posix()} {cache[key]}\n".encode())
+        partial = cache_path.with_suffix(".part")
+        partial.write_text(json.dumps(cache), "utf-8")
+        partial.replace(cache_path)
+    return total.hexdigest()
+
+
+def _folder_of(name: str) -> Path:
+    if Path(name).is_dir():
+        return Path(name).resolve()
+    if name == "pocket":
+        if not (pocket_folder() / "model_index.json").exists():
+            raise CheckpointError("the pocket checkpoint is not part of this installation; use --model tiny")
+        return pocket_folder()
+    if name == "tiny":
+        return _build_tiny()
+    near = f"; built-in names are {', '.join(BUILT_IN[:2])}"
+    raise CheckpointError(f"--model {name}: no such folder{near}")
+
+
+def _build_tiny() -> Path:
+    """Build the random checkpoint once per machine, in a process of its own: building needs torch."""
+    target = cache_folder() / "checkpoints" / "tiny-1"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(target.with_suffix(".lock")):
+        if not (target / "model_index.json").exists():
+            code = "import sys; from pathlib import Path; from models.wan.tiny import ensure_tiny; ensure_tiny(Path(sys.argv[1]))"
+            command = [sys.executable, "-c", code, str(target)]
+            done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+            if done.returncode != 0:
+                raise CheckpointError(f"the tiny checkpoint could not be built: {done.stderr.strip().splitlines()[-1:]}")
+    return target
+
+
+def _limits_of(name: str, facts: dict[str, Any]) -> ModelLimits:
+    vae, transformer = facts["vae"], facts["transformer"]
+    patch = transformer.get("patch_size") or [1, 2, 2]
+    spatial = int(vae.get("scale_factor_spatial") or 2 ** len(vae.get("temperal_downsample", [0, 0, 0])))
+    architecture = architecture_of(facts)
+    conditionings: tuple[Any, ...] = ("text",)
+    if architecture == "wan2.2-i2v-a14b":
+        conditionings = ("image", "first_last")
+    fps = {"wan2.2-ti2v-5b": Fraction(24), "wan2.2-t2v-a14b": Fraction(16), "wan2.2-i2v-a14b": Fraction(16)}
+    trained = {"wan2.2-ti2v-5b": 121, "wan2.2-t2v-a14b": 81, "wan2.2-i2v-a14b": 81}
+    return ModelLimits(
+        name=name,
+        size_multiple=spatial * int(patch[1]),
+        conditionings=conditionings,
+        fps=fps.get(architecture),
+        trained_frames=trained.get(architecture),
+    )
+
+
+def architecture_of(facts: dict[str, Any]) -> str:
+    """The published architecture that the sizes match, else `custom`."""
+    transformer = facts["transformer"]
+    heads, layers = transformer.get("num_attention_heads"), transformer.get("num_layers")
+    channels = transformer.get("in_channels")
+    table = {(40, 40, 16): "wan2.2-t2v-a14b", (40, 40, 36): "wan2.2-i2v-a14b", (24, 30, 48): "wan2.2-ti2v-5b"}
+    return table.get((heads, layers, channels), "custom")
+
+
+def _preset_of(facts: dict[str, Any]) -> str:
+    return _OFFICIAL_PRESETS.get(architecture_of(facts), "pocket")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: missing; expected a checkpoint in diffusers layout") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not isinstance(body, dict):
+        raise ConfigError(f"{path}: expected a JSON object")
+    return body
+
+
+def _read_cache(path: Path) -> dict[str, str]:
+    try:
+        body = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -1,0 +1,202 @@
+"""Command line -> frozen settings -> one command function -> exit code.
+
+Commands are imported when they run, so that `--help` is quick and `validate`, `plan` and `status` never load torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from batch_gen import __version__
+from batch_gen.errors import BatchGenError
+from batch_gen.flags import FLAGS, Flag
+
+F = TypeVar("F", bound=Callable[..., Any])
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "path": click.Path()}
+
+
+def run_flags(*names: str) -> Callable[[F], F]:
+    """Add the settings of `flags.py` as options; all of them, or those named. Unset ones arrive as None."""
+
+    def decorate(command: F) -> F:
+        for flag in reversed([flag for flag in FLAGS if not names or flag.name in names]):
+            command = _option(flag)(command)
+        return command
+
+    return decorate
+
+
+def _option(flag: Flag) -> Callable[[F], F]:
+    default = "" if flag.default is None or flag.default == () else f"  [default: {_shown(flag.default)}]"
+    help_text = flag.help + default
+    if flag.kind == "bool":
+        return click.option(f"--{flag.name}/--no-{flag.name}", flag.key, default=None, help=help_text)
+    kind = click.Choice(flag.kind) if isinstance(flag.kind, tuple) else _TYPES[flag.kind]
+    return click.option(f"--{flag.name}", flag.key, type=kind, default=None, multiple=flag.multiple, help=help_text)
+
+
+def _shown(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that somebody set."""
+    return {key: value for key, value in options.items() if value is not None and value != ()}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="batch-gen")
+@click.option("--verbose", "-v", is_flag=True, help="Log what happens, as JSON lines on stderr.")
+def app(verbose: bool) -> None:
+    """Render thousands of videos offline with Wan2.2: a Parquet manifest in, verified MP4s and metrics out.
+
+    \b
+    batch-gen run manifest.parquet            render everything, resume what was begun
+    batch-gen validate manifest.parquet       check every row, render nothing
+    batch-gen status OUT                      how a run stands
+    """
+    from batch_gen.logs import configure
+
+    configure(logging.INFO if verbose else logging.WARNING)
+
+
+@app.command()
+@click.argument("manifest", nargs=-1, required=True)
+@run_flags()
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def run(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Render every clip of MANIFEST that is not committed yet.
+
+    \b
+    Example: batch-gen run manifests/demo.parquet --out demo-out --limit 4
+    """
+    from batch_gen.commands.run import run as command
+
+    return command(manifest, given(options), as_json)
+
+
+@app.command()
+@click.argument("manifest", nargs=-1, required=True)
+@run_flags()
+@click.option("--json", "as_json", is_flag=True, help="Print faults and warnings as JSON.")
+def validate(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Check every row of MANIFEST and print all faults at once; nothing is rendered.
+
+    \b
+    Example: batch-gen validate shots/ --model tiny
+    """
+    from batch_gen.commands.validate import validate as command
+
+    return command(manifest, given(options), as_json)
+
+
+@app.command()
+@click.argument("manifest", nargs=-1)
+@run_flags()
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+def plan(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Show what `run` would do: clips, chunks, buckets and work; nothing is rendered or written.
+
+    \b
+    Example: batch-gen plan manifests/demo.parquet --json
+    """
+    from batch_gen.commands.plan import plan as command
+
+    return command(manifest, given(options), as_json)
+
+
+@app.command()
+@click.argument("out")
+@click.argument("clip_id", required=False)
+@run_flags("s3-endpoint", "s3-checksum")
+@click.option("--watch", is_flag=True, help="Repeat every 10 seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def status(out: str, clip_id: str | None, watch: bool, as_json: bool, **options: Any) -> int:
+    """Say how the run under OUT stands, or tell the whole story of one clip.
+
+    \b
+    Example: batch-gen status demo-out --json
+    """
+    from batch_gen.commands.status import status as command
+
+    return command(out, clip_id, given(options), watch=watch, as_json=as_json)
+
+
+@app.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def models(as_json: bool) -> int:
+    """List the architectures, built-in checkpoints, presets and profiles.
+
+    \b
+    Example: batch-gen models
+    """
+    from batch_gen.commands.models import models as command
+
+    return command(as_json)
+
+
+@app.command("import")
+@click.argument("source", nargs=-1, required=True)
+@click.argument("destination")
+@click.option("--from", "engine", default=None, help="The engine whose names the files use, where names are ambiguous.")
+@click.option("--dedupe", is_flag=True, help="Drop rows that are equal to an earlier one.")
+@click.option("--grid", multiple=True, help="Sweep a column, e.g. --grid seed=1..4 --grid guidance_high=3,4,5.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was mapped as JSON.")
+def import_(source: tuple[str, ...], destination: str, engine: str | None, dedupe: bool, grid: tuple[str, ...], as_json: bool) -> int:
+    """Turn text, CSV, JSONL or foreign Parquet files into a canonical manifest.
+
+    \b
+    Example: batch-gen import prompts.txt manifest.parquet
+    """
+    from batch_gen.commands.import_ import import_ as command
+
+    return command(source, destination, engine=engine, dedupe=dedupe, grid=grid, as_json=as_json)
+
+
+@app.command()
+@click.option("--out", default=None, help="Also probe this output root.")
+@run_flags("model", "profile", "scratch", "s3-endpoint", "s3-checksum")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def doctor(out: str | None, as_json: bool, **options: Any) -> int:
+    """Check this machine, one line each, with the fix beside what is wrong; exit 5 on a red line.
+
+    \b
+    Example: batch-gen doctor --out s3://bucket/run
+    """
+    from batch_gen.commands.doctor import doctor as command
+
+    return command(out, given(options), as_json)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry point: run one command and exit with its code."""
+    sys.exit(invoke(argv))
+
+
+def invoke(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors become one clear message on stderr."""
+    try:
+        from batch_gen.environment import guard_names
+
+        guard_names()
+        code = app.main(args=None if argv is None else list(argv), prog_name="batch-gen", standalone_mode=False)
+        return int(code or 0)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.Abort:
+        return 130
+    except BatchGenError as error:
+        click.echo(f"error: {error.message}\n{error.hint}", err=True)
+        return error.exit_code
+    except BrokenPipeError:
+        return 0
+    except Exception:  # a bug: the traceback is what its report needs
+        traceback.print_exc()
+        return 1

@@ -1,0 +1,248 @@
+"""Settings of a run: preset + profile < `--config job.yaml` < flags; a manifest cell and `--override` come later, per row.
+
+One frozen model holds every setting of `flags.py`; YAML keys equal flag names; nothing else is accepted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from batch_gen.errors import ConfigError
+from batch_gen.flags import BY_KEY, FLAGS, SEMANTIC
+from batch_gen.request import SamplingDefaults
+
+_STRICT = ConfigDict(extra="forbid", frozen=True)
+_PROFILE_KEYS = ("device", "mesh", "replicas", "attention", "kernels", "compile", "threads")
+
+
+class Mesh(BaseModel):
+    """Degrees of the rank mesh of one replica."""
+
+    model_config = _STRICT
+    tp: int = Field(1, ge=1, le=64)
+    cp: int = Field(1, ge=1, le=64)
+    cfg: int = Field(1, ge=1, le=2)
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes of one replica."""
+        return self.tp * self.cp * self.cfg
+
+    def __str__(self) -> str:
+        return f"tp={self.tp},cp={self.cp},cfg={self.cfg}"
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """Parse `tp=2,cp=2,cfg=2`; axes that are left out are 1."""
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        try:
+            pairs = {key.strip(): int(value) for key, value in (part.split("=") for part in parts)}
+            return cls(**pairs)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"mesh {text!r}: expected degrees such as tp=2,cp=2,cfg=2 (cfg is 1 or 2)") from error
+
+
+class Preset(BaseModel):
+    """What a clip looks like where its row says nothing."""
+
+    model_config = _STRICT
+    name: str
+    architecture: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    solver: Literal["unipc", "euler"] = "unipc"
+    sampling: SamplingDefaults
+
+
+class Settings(BaseModel):
+    """Every setting of a run, resolved. Field names are the keys of `flags.FLAGS`."""
+
+    model_config = _STRICT
+    model: str
+    preset: str
+    dtype: Literal["float32", "bfloat16"]
+    solver: Literal["unipc", "euler"]
+    decode: Literal["exact", "tiled", "reference"]
+    codec: Literal["h264", "h265_10bit", "ffv1", "x264_lossless"]
+    crf: int = Field(ge=0, le=51)
+    file_metadata: bool
+    long_prompt: Literal["truncate", "fail"]
+    run_seed: int = Field(ge=0, le=2**63 - 1)
+    out: str
+    profile: str
+    config: str | None
+    device: Literal["cpu", "cuda", "neuron"]
+    mesh: Mesh
+    layout: str = "arithmetic"
+    replicas: int = Field(ge=1, le=64)
+    attention: Literal["auto", "ring", "gather"]
+    kernels: Literal["reference", "nki"]
+    compile: Literal["off", "block", "model"]
+    threads: int | None = Field(None, ge=1)
+    scratch: str | None
+    limit: int | None = Field(None, ge=1)
+    ids: str | None
+    where: str | None
+    override: tuple[str, ...]
+    shard: str | None
+    assign: Literal["lease", "static"]
+    chunk_requests: int | None = Field(None, ge=1, le=64)
+    lease_ttl: float = Field(ge=1.0)
+    continue_: bool = Field(alias="continue")
+    keep_latents: bool
+    max_failures: str
+    ok_with_quarantine: bool
+    drain_budget: float = Field(ge=0.0)
+    max_hours: float | None = Field(None, gt=0.0)
+    stall_timeout: float | None = Field(None, gt=0.0)
+    require_same_numerics: bool
+    no_token_check: bool
+    ignore_memory: bool
+    s3_endpoint: str | None
+    s3_checksum: Literal["when_supported", "when_required"]
+    quiet: bool
+
+    @field_validator("mesh", mode="before")
+    @classmethod
+    def _mesh(cls, value: Any) -> Any:
+        return Mesh.parse(value) if isinstance(value, str) else value
+
+    @field_validator("max_failures")
+    @classmethod
+    def _max_failures(cls, value: str) -> str:
+        number = float(value)
+        if number < 0 or number != number:
+            raise ValueError("must be a count such as 20 or a share such as 0.5")
+        return value
+
+    def semantic(self) -> dict[str, Any]:
+        """The settings that decide what a clip looks like, for the fingerprint."""
+        values = self.model_dump(mode="json", by_alias=True)
+        return {flag.key: values[flag.key] for flag in SEMANTIC if flag.key != "model"}
+
+
+def load_preset(name: str, checkpoint_preset: str) -> Preset:
+    """Load a preset by name.
+
+    Args:
+        name: a name under batch_gen/presets.
+        checkpoint_preset: what `extends: checkpoint` refers to.
+
+    Raises:
+        ConfigError: no such preset, or its file is wrong.
+    """
+    raw = _load_named("presets", name)
+    if raw.pop("extends", None) == "checkpoint":
+        base = load_preset(checkpoint_preset, checkpoint_preset)
+        steps = max(1, round(base.sampling.steps * float(raw.pop("scale_steps", 1.0))))
+        sampling = dataclasses.replace(base.sampling, steps=steps)
+        return base.model_copy(update={"name": name, "sampling": sampling})
+    sampling_raw = dict(raw.pop("sampling"))
+    sampling_raw["fps"] = Fraction(str(sampling_raw["fps"]))
+    return Preset(name=name, sampling=SamplingDefaults(**sampling_raw), **raw)
+
+
+def preset_names() -> list[str]:
+    """Names of all presets."""
+    return _names("presets")
+
+
+def profile_names() -> list[str]:
+    """Names of all profiles."""
+    return _names("profiles")
+
+
+def load_profile(name: str) -> dict[str, Any]:
+    """Load a profile: operational settings of a machine."""
+    raw = _load_named("profiles", name)
+    unknown = set(raw) - {*_PROFILE_KEYS, "layout"}
+    if unknown:
+        raise ConfigError(f"profile {name!r}: unknown keys {', '.join(sorted(unknown))}")
+    return raw
+
+
+def default_profile() -> str:
+    """The profile of this machine when none is named."""
+    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+
+
+def read_job_file(path: str | None) -> dict[str, Any]:
+    """Read `--config job.yaml`; keys are flag names, with dashes or underscores.
+
+    Raises:
+        ConfigError: unreadable, no mapping, or a key that is no setting.
+    """
+    if path is None:
+        return {}
+    try:
+        raw = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config {path}: {error}") from error
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ConfigError(f"config {path}: expected a mapping of settings, found {type(raw).__name__}")
+    given = {str(key).replace("-", "_"): value for key, value in raw.items()}
+    for key in given:
+        if key not in BY_KEY or key == "config":
+            raise ConfigError(f"config {path}: {key!r} is no setting{_suggest(key)}")
+    return given
+
+
+def resolve(given: Mapping[str, Any], preset: Preset, profile: str) -> Settings:
+    """Put all layers together.
+
+    Args:
+        given: job file and flags, merged, without those that nobody set.
+        preset: the loaded preset.
+        profile: name of the profile.
+
+    Raises:
+        ConfigError: a value is outside its rule; every fault is named.
+    """
+    layers: dict[str, Any] = {flag.key: flag.default for flag in FLAGS}
+    layers |= {"dtype": preset.dtype, "solver": preset.solver}
+    layers |= load_profile(profile)
+    layers |= dict(given)
+    layers |= {"preset": preset.name, "profile": profile}
+    try:
+        return Settings.model_validate(layers)
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise ConfigError(f"settings: {faults}") from error
+
+
+def num_cpus() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load_named(folder: str, name: str) -> dict[str, Any]:
+    if name not in _names(folder):
+        raise ConfigError(f"{folder[:-1]} {name!r} does not exist{_suggest(name, _names(folder))}")
+    text = resources.files("batch_gen").joinpath(folder, f"{name}.yaml").read_text("utf-8")
+    raw = yaml.safe_load(text)
+    assert isinstance(raw, dict)
+    return raw
+
+
+def _names(folder: str) -> list[str]:
+    root = resources.files("batch_gen").joinpath(folder)
+    return sorted(item.name.removesuffix(".yaml") for item in root.iterdir() if item.name.endswith(".yaml"))
+
+
+def _suggest(name: str, known: list[str] | None = None) -> str:
+    from difflib import get_close_matches
+
+    names = known if known is not None else [flag.key for flag in FLAGS]
+    near = get_close_matches(name, names, n=1)
+    listed = f"; known: {', '.join(names)}" if known is not None else ""
+    return f" (did you mean {near[0]!r}?)" if near else listed

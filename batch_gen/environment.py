@@ -1,0 +1,107 @@
+"""The one place, beside cli.py and models/device.py, that looks at the process environment.
+
+Which worker of an array this is (AWS Batch, Kubernetes, Slurm), where caches lie, what a child process inherits, and
+the guard against packages that share our names.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import socket
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from batch_gen.errors import EnvironmentFault, UsageError
+
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+
+# index variable, size variable, attempt variable; the first that is set wins
+_ARRAYS = (
+    ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE", "AWS_BATCH_JOB_ATTEMPT"),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", ""),
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_RESTART_COUNT"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHint:
+    """Which of several workers this one is: an offset to start scanning at, never an owner of anything.
+
+    Args:
+        index: from 0.
+        count: number of workers; None when the environment does not say.
+        attempt: start of this child, from 1.
+        source: where the numbers come from, for people.
+    """
+
+    index: int = 0
+    count: int | None = 1
+    attempt: int = 1
+    source: str = "alone"
+
+
+def worker_hint(shard: str | None = None) -> WorkerHint:
+    """Read `--shard i/n`, else the array variables of AWS Batch, Kubernetes or Slurm.
+
+    Raises:
+        UsageError: `--shard` is not i/n with 0 <= i < n.
+    """
+    if shard is not None:
+        match = re.fullmatch(r"(\d+)/(\d+)", shard)
+        if not match or not int(match[1]) < int(match[2]):
+            raise UsageError(f"--shard {shard}: expected i/n with 0 <= i < n, for example 0/4")
+        return WorkerHint(int(match[1]), int(match[2]), 1, "--shard")
+    for index_name, count_name, attempt_name in _ARRAYS:
+        index = _number(index_name)
+        if index is not None:
+            return WorkerHint(index, _number(count_name), max(1, _number(attempt_name) or 1), index_name)
+    batch_attempt = _number("AWS_BATCH_JOB_ATTEMPT")
+    return WorkerHint(attempt=batch_attempt or 1, source="AWS_BATCH_JOB_ATTEMPT" if batch_attempt else "alone")
+
+
+def worker_name() -> str:
+    """A name that no other start of a worker has: host, process, random part."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]
+    return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def cache_folder() -> Path:
+    """Where built and fetched checkpoints and digests lie: BATCH_GEN_CACHE, else the user's cache folder."""
+    own = os.environ.get("BATCH_GEN_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batch-gen"
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """This environment with changes, for a child that imports this repository's packages."""
+    path = os.pathsep.join([str(PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, **changes, "PYTHONPATH": path}
+
+
+def guard_names() -> None:
+    """Refuse to run where `kernels` or `models` would be somebody else's package.
+
+    Raises:
+        EnvironmentFault: a distribution named `kernels` is installed, or a name resolves elsewhere.
+    """
+    if any(True for _ in importlib.metadata.Distribution.discover(name="kernels")):
+        raise EnvironmentFault(
+            "a distribution named 'kernels' is installed beside batch-gen, and transformers would load the wrong one."
+            " Run: pip uninstall kernels"
+        )
+    for name in ("models", "kernels"):
+        spec = importlib.util.find_spec(name)
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        expected = PACKAGE_ROOT / name / "__init__.py"
+        if origin != expected:
+            raise EnvironmentFault(f"import name {name!r} resolves to {origin}, expected {expected}; remove the other one")
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "") if name else ""
+    return int(text) if text.isascii() and text.isdigit() else None

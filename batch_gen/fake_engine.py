@@ -1,0 +1,176 @@
+"""A deterministic engine without a model: for tests, dry runs of a fleet, and chaos.
+
+`--model fake` or `--model fake:options.json` selects it. Frames follow from the request alone, stages take the time
+they are told to, and faults happen on demand, so that tests of everything around the engine need no weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from batch_gen.engine import ALL_STEPS, DenoiseOptions, Done, Event, Events, Slab, Step, Tap
+from batch_gen.errors import ClipFailed, ConfigError
+from batch_gen.request import RenderRequest
+
+FAULTS = ("exit", "hang", "nan", "flat", "error", "device", "short", "nondeterministic")
+
+
+@dataclass(frozen=True, slots=True)
+class FakeOptions:
+    """What the fake engine does.
+
+    Args:
+        text_s, step_s, slab_s: seconds that one call, step or slab takes.
+        load_s: seconds to start.
+        frames_per_slab: frames in one slab.
+        faults: clip_id (or `*`) -> one of `FAULTS`; a fault name with the suffix `-once` happens one time only,
+            remembered in `once_folder` across processes.
+        once_folder: where `-once` faults leave their mark.
+    """
+
+    text_s: float = 0.0
+    step_s: float = 0.0
+    slab_s: float = 0.0
+    load_s: float = 0.0
+    frames_per_slab: int = 4
+    faults: dict[str, str] = field(default_factory=dict)
+    once_folder: str = ""
+
+    @classmethod
+    def from_file(cls, path: Path) -> FakeOptions:
+        """Read options from a JSON object.
+
+        Raises:
+            ConfigError: the file is no JSON object of these options.
+        """
+        try:
+            raw = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"fake engine options {path}: {error}") from error
+        return cls.from_dict(raw)
+
+    @classmethod
+    def from_dict(cls, raw: Any) -> FakeOptions:
+        """Check and build options; unknown keys and faults are errors."""
+        names = {item.name for item in fields(cls)}
+        if not isinstance(raw, dict) or set(raw) - names:
+            raise ConfigError(f"fake engine options must be an object with keys among {sorted(names)}")
+        options = cls(**raw)
+        for clip_id, fault in options.faults.items():
+            if fault.removesuffix("-once") not in FAULTS:
+                raise ConfigError(f"fake engine fault {fault!r} of {clip_id!r} is not one of {', '.join(FAULTS)}")
+        return options
+
+
+class FakeEngine:
+    """An `Engine` whose frames are a pure function of the request."""
+
+    def __init__(self, options: FakeOptions | None = None) -> None:
+        self.options = options or FakeOptions()
+        time.sleep(self.options.load_s)
+
+    def text(self, requests: Sequence[RenderRequest]) -> Events:
+        """One id per request: the hash of its prompts."""
+        time.sleep(self.options.text_s)
+        ids = tuple(_hash(request.prompt, request.negative_prompt).hex()[:16] for request in requests)
+        yield Done(ids, {"tokens": [len(request.prompt.split()) for request in requests]})
+
+    def denoise(self, request: RenderRequest, text: str, options: DenoiseOptions = ALL_STEPS) -> Events:
+        """Walk through the steps; latents are a function of the request."""
+        del text
+        fault = self._fault(request.clip_id)
+        first = options.start[0] if options.start else 0
+        last = request.steps if options.stop is None else min(options.stop, request.steps)
+        latents = _latents(request)
+        for index in range(first, last):
+            time.sleep(self.options.step_s)
+            if index == first:
+                _strike(fault)
+            if f"latents.{index}" in options.taps:
+                yield Tap(f"latents.{index}", latents)
+            yield Step(index + 1, request.steps)
+        if fault == "nan":
+            raise ClipFailed("nonfinite", f"clip {request.clip_id}: latents hold NaN (planted)")
+        yield Done(latents, {})
+
+    def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
+        """Frames from the latents: a gradient that moves, so that no two frames are equal."""
+        fault = self._fault(request.clip_id) if request.clip_id in self.options.faults else ""
+        for frames in _slabs(request, latents, self.options.frames_per_slab, fault):
+            time.sleep(self.options.slab_s)
+            frames.flags.writeable = False
+            yield Slab(frames)
+        yield Done(None, {})
+
+    def render(self, request: RenderRequest) -> Iterator[Event]:
+        """The three in a row."""
+        from batch_gen.engine import render
+
+        return render(self, request)
+
+    def describe(self) -> dict[str, Any]:
+        """Constant facts: this engine depends on nothing of the machine."""
+        return {"engine": "fake", "dtype": "uint8", "solver": "none", "decode": {"mode": "exact"}, "numerics": {}}
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+    def _fault(self, clip_id: str) -> str:
+        fault = self.options.faults.get(clip_id, self.options.faults.get("*", ""))
+        if not fault.endswith("-once"):
+            return fault
+        mark = Path(self.options.once_folder or ".") / f"{_hash(clip_id).hex()[:16]}.mark"
+        if mark.exists():
+            return ""
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+        return fault.removesuffix("-once")
+
+
+def _strike(fault: str) -> None:
+    if fault == "exit":
+        os._exit(9)
+    if fault == "hang":
+        time.sleep(3600)
+    if fault == "error":
+        raise RuntimeError("planted error")
+    if fault == "device":
+        from batch_gen.errors import EngineLost
+
+        raise EngineLost("device", "planted device error")
+
+
+def _hash(*parts: str) -> bytes:
+    return hashlib.sha256("\0".join(parts).encode()).digest()
+
+
+def _latents(request: RenderRequest) -> npt.NDArray[np.float32]:
+    rng = np.random.default_rng(np.frombuffer(bytes.fromhex(request.digest), dtype=np.uint32))
+    shape = (4, (request.num_frames - 1) // 4 + 1, 2, 2)
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def _slabs(
+    request: RenderRequest, latents: npt.NDArray[np.float32], frames_per_slab: int, fault: str
+) -> Iterator[npt.NDArray[np.uint8]]:
+    height, width = request.height, request.width
+    base = np.abs(latents).sum(axis=(1, 2, 3))[:3] * 37.0
+    ramp = np.add.outer(np.arange(height), np.arange(width)).astype(np.float32)
+    last = request.num_frames - (4 if fault == "short" else 0)
+    shift = float(time.time_ns() % 97) if fault == "nondeterministic" else 0.0
+    for first in range(0, last, frames_per_slab):
+        index = np.arange(first, min(first + frames_per_slab, last), dtype=np.float32)
+        values = ramp[None, :, :, None] + 5.0 * index[:, None, None, None] + base + shift
+        if fault == "flat":
+            values = np.full_like(values, 7.0)
+        yield (values % 256).astype(np.uint8)

@@ -1,0 +1,90 @@
+"""Every setting of a run in one table: command line flags, YAML keys and the page docs/flags.md all come from it.
+
+`semantic` settings decide what a clip looks like and form the run's fingerprint; `operational` ones decide how a
+machine renders it. A test freezes the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Meaning = Literal["semantic", "operational"]
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting.
+
+    Args:
+        name: the flag without its dashes; YAML keys are equal to it.
+        kind: `str`, `int`, `float`, `bool`, `path` or a tuple of choices.
+        default: what holds when nobody says anything; None means "from preset, profile or checkpoint".
+        meaning: `semantic` or `operational`.
+        help: one line.
+        multiple: may be given several times.
+    """
+
+    name: str
+    kind: str | tuple[str, ...]
+    default: Any
+    meaning: Meaning
+    help: str
+    multiple: bool = False
+
+    @property
+    def key(self) -> str:
+        """The Python and YAML name."""
+        return self.name.replace("-", "_")
+
+
+SEMANTIC: tuple[Flag, ...] = (
+    Flag("model", "str", None, "semantic", "Checkpoint: a folder, pocket, tiny, s3://..., or owner/name."),
+    Flag("preset", "str", None, "semantic", "Sampling preset; default: the checkpoint's."),
+    Flag("dtype", ("float32", "bfloat16"), None, "semantic", "Arithmetic of the transformer; default: the preset's."),
+    Flag("solver", ("unipc", "euler"), None, "semantic", "Solver of the flow ODE; default: the preset's."),
+    Flag("decode", ("exact", "tiled", "reference"), "exact", "semantic", "How the VAE decodes."),
+    Flag("codec", ("h264", "h265_10bit", "ffv1", "x264_lossless"), "h264", "semantic", "Video codec."),
+    Flag("crf", "int", 16, "semantic", "Quality of h264 and h265 (0 best .. 51)."),
+    Flag("file-metadata", "bool", True, "semantic", "Write prompt, settings and origin into the file's metadata."),
+    Flag("long-prompt", ("truncate", "fail"), "truncate", "semantic", "What to do above the model's token limit."),
+    Flag("run-seed", "int", 0, "semantic", "Seed of the run: rows without a seed derive theirs from it."),
+)
+
+OPERATIONAL: tuple[Flag, ...] = (
+    Flag("out", "str", None, "operational", "Output root: a folder or s3://bucket/prefix."),
+    Flag("profile", "str", None, "operational", "How this machine renders; default: cpu, or cuda where present."),
+    Flag("config", "path", None, "operational", "YAML file of settings; keys equal flag names."),
+    Flag("device", ("cpu", "cuda", "neuron"), None, "operational", "Device; default: the profile's."),
+    Flag("mesh", "str", None, "operational", "Degrees of the rank mesh, e.g. tp=4,cp=8,cfg=2."),
+    Flag("replicas", "int", None, "operational", "Independent pipelines on this machine."),
+    Flag("attention", ("auto", "ring", "gather"), None, "operational", "Attention over context-parallel ranks."),
+    Flag("kernels", ("reference", "nki"), None, "operational", "Operator backend."),
+    Flag("compile", ("off", "block", "model"), None, "operational", "Compile per block, the whole model, or not."),
+    Flag("threads", "int", None, "operational", "CPU threads of one rank; default: the cores, shared fairly."),
+    Flag("scratch", "path", None, "operational", "Folder for files in the making; default: the system's."),
+    Flag("limit", "int", None, "operational", "Only the first N rows."),
+    Flag("ids", "path", None, "operational", "Only the row or clip ids in this file, one a line."),
+    Flag("where", "str", None, "operational", "Only rows that match, e.g. \"tag = 'hero'\"."),
+    Flag("override", "str", (), "operational", "Set a column of every row, e.g. steps=8.", multiple=True),
+    Flag("shard", "str", None, "operational", "This worker's index hint, i/n; default: from the array job."),
+    Flag("assign", ("lease", "static"), "lease", "operational", "How chunks are dealt to workers."),
+    Flag("chunk-requests", "int", None, "operational", "Requests in one chunk at most (1..64)."),
+    Flag("lease-ttl", "float", 180.0, "operational", "Seconds without a renewal after which a lease may be taken."),
+    Flag("continue", "bool", False, "operational", "Retire a stop.json and go on."),
+    Flag("keep-latents", "bool", False, "operational", "Keep final latents, so that a failed decode resumes from them."),
+    Flag("max-failures", "str", "0.5", "operational", "Stop when this many clips (or this share of the last 100) fail."),
+    Flag("ok-with-quarantine", "bool", False, "operational", "Exit 0 although clips were quarantined."),
+    Flag("drain-budget", "float", 25.0, "operational", "Seconds to finish after SIGTERM."),
+    Flag("max-hours", "float", None, "operational", "Stop (exit 4) after this many hours."),
+    Flag("stall-timeout", "float", None, "operational", "Seconds without progress after which an engine is killed."),
+    Flag("require-same-numerics", "bool", False, "operational", "Refuse to resume on a machine whose bits may differ."),
+    Flag("no-token-check", "bool", False, "operational", "Do not count tokens at validation."),
+    Flag("ignore-memory", "bool", False, "operational", "Start although the estimate says that it does not fit."),
+    Flag("s3-endpoint", "str", None, "operational", "URL of an S3-compatible server."),
+    Flag("s3-checksum", ("when_supported", "when_required"), "when_supported", "operational", "Checksum trailer rule."),
+    Flag("quiet", "bool", False, "operational", "No progress lines."),
+)
+
+FLAGS: tuple[Flag, ...] = SEMANTIC + OPERATIONAL
+BY_KEY: dict[str, Flag] = {flag.key: flag for flag in FLAGS}

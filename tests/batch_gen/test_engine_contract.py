@@ -1,0 +1,166 @@
+"""One contract for every engine: FakeEngine in this process and RemoteEngine in another (fake and real pipeline)."""
+
+import os
+import signal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from batch_gen.engine import DenoiseOptions, Done, Slab, Step, Tap, finish, frames_of
+from batch_gen.errors import ClipFailed, EngineLost
+from batch_gen.fake_engine import FakeEngine, FakeOptions
+from batch_gen.launch import EngineSpec, RemoteEngine
+from batch_gen.request import RenderRequest
+
+
+def make_request(clip_id="fox", **changes):
+    """A small request; 9 frames of 32x48, 3 steps."""
+    values = {
+        "clip_id": clip_id, "row_id": clip_id, "sample": 0, "prompt": "a red circle", "negative_prompt": "", "seed": 7,
+        "width": 48, "height": 32, "num_frames": 9, "fps": Fraction(8), "steps": 3,
+        "guidance_high": 3.0, "guidance_low": 2.0, "flow_shift": 5.0,
+    }  # fmt: skip
+    return RenderRequest(**(values | changes))
+
+
+def remote(tmp_path, **options):
+    """A fake engine in a process of its own."""
+    stall_s = options.pop("stall_s", 60.0)
+    load_s = options.pop("load_s_limit", 60.0)
+    return RemoteEngine(EngineSpec("fake", options, str(tmp_path / "ranks"), stall_s=stall_s, load_s=load_s))
+
+
+def pipeline(tmp_path, folder):
+    """The real pipeline in a process of its own."""
+    return RemoteEngine(EngineSpec("pipeline", {"model": str(folder)}, str(tmp_path / "ranks")))
+
+
+@pytest.fixture(params=["fake", "remote", "pipeline"])
+def engine(request, tmp_path):
+    """Each engine in turn."""
+    if request.param == "fake":
+        made = FakeEngine()
+    elif request.param == "remote":
+        made = remote(tmp_path)
+    else:
+        made = pipeline(tmp_path, request.getfixturevalue("tiny_checkpoint"))
+    yield made
+    made.close()
+
+
+def test_render_yields_steps_then_slabs(engine):
+    """A render shows each step from 1, then uint8 frames of the asked size, exactly as many as asked, then Done."""
+    events = list(engine.render(make_request()))
+    assert [e.index for e in events if isinstance(e, Step)] == [1, 2, 3]
+    frames = np.concatenate([e.frames for e in events if isinstance(e, Slab)])
+    assert frames.shape == (9, 32, 48, 3)
+    assert frames.dtype == np.uint8
+    assert isinstance(events[-1], Done)
+
+
+def test_frames_are_read_only(engine):
+    """Slabs cannot be written to."""
+    slab = next(e for e in engine.render(make_request()) if isinstance(e, Slab))
+    assert not slab.frames.flags.writeable
+
+
+def test_stages_equal_render(engine):
+    """text, denoise and decode one by one give the frames of render."""
+    request = make_request()
+    text = finish(engine.text([request])).value
+    latents = finish(engine.denoise(request, text[0])).value
+    assert latents.dtype == np.float32
+    assert latents.ndim == 4
+    assert np.array_equal(frames_of(engine.decode(request, latents)), frames_of(engine.render(request)))
+
+
+def test_a_clip_does_not_depend_on_its_neighbours(engine):
+    """The same request renders the same frames before and after another one, and another seed renders others."""
+    first = frames_of(engine.render(make_request()))
+    other = frames_of(engine.render(make_request("bear", seed=8)))
+    assert np.array_equal(first, frames_of(engine.render(make_request())))
+    assert not np.array_equal(first, other)
+
+
+def test_taps_and_stop(engine):
+    """Asked-for latents are shown, and `stop` ends after that many steps."""
+    request = make_request()
+    text = finish(engine.text([request])).value
+    events = list(engine.denoise(request, text[0], DenoiseOptions(stop=2, taps=("latents.1",))))
+    assert [e.index for e in events if isinstance(e, Step)] == [1, 2]
+    assert [e.name for e in events if isinstance(e, Tap)] == ["latents.1"]
+
+
+def test_text_ids_follow_the_prompt(engine):
+    """Equal prompts have equal ids, and the token counts come with them."""
+    same, other = make_request(), make_request("b", prompt="a blue square")
+    done = finish(engine.text([same, same, other]))
+    assert done.value[0] == done.value[1] != done.value[2]
+    assert len(done.info["tokens"]) == 3
+
+
+def test_describe_names_the_engine(engine):
+    """An engine says what it is and how it decodes."""
+    facts = engine.describe()
+    assert facts["engine"] in ("fake", "pipeline")
+    assert facts["decode"]["mode"] == "exact"
+
+
+@pytest.mark.parametrize("made", ["fake", "remote"])
+def test_a_failed_clip_leaves_the_engine_usable(made, tmp_path):
+    """NaN latents are ClipFailed(nonfinite), and the next clip renders."""
+    options = {"faults": {"bad": "nan"}}
+    engine = FakeEngine(FakeOptions(**options)) if made == "fake" else remote(tmp_path, **options)
+    with pytest.raises(ClipFailed) as failure:
+        list(engine.render(make_request("bad")))
+    assert failure.value.kind == "nonfinite"
+    assert len(frames_of(engine.render(make_request()))) == 9
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [("exit", "engine_died", "exited with code 9"), ("device", "device", "planted device error"), ("error", "engine_died", "RuntimeError: planted error")],
+)
+def test_a_dead_rank_is_engine_lost_with_its_cause(tmp_path, fault, kind, words):
+    """A rank that exits, raises or reports its device is EngineLost with stage and cause, and no process stays."""
+    engine = remote(tmp_path, faults={"*": fault})
+    with pytest.raises(EngineLost) as lost:
+        list(engine.render(make_request()))
+    assert lost.value.kind == kind
+    assert words in lost.value.message
+    assert_gone(engine.pids)
+
+
+def test_a_killed_rank_is_named(tmp_path):
+    """kill -9 of the rank is EngineLost that names the signal."""
+    engine = remote(tmp_path, step_s=0.2)
+    events = engine.render(make_request(steps=50))
+    next(events)
+    os.kill(engine.pids[0], signal.SIGKILL)
+    with pytest.raises(EngineLost, match="SIGKILL"):
+        list(events)
+    assert_gone(engine.pids)
+
+
+def test_a_silent_rank_is_a_hang(tmp_path):
+    """A rank that gives no sign of life for the stall time is killed, and the kind is hang."""
+    engine = remote(tmp_path, faults={"*": "hang"}, stall_s=1.0, load_s_limit=2.0)
+    with pytest.raises(EngineLost) as lost:
+        list(engine.render(make_request()))
+    assert lost.value.kind == "hang"
+    assert_gone(engine.pids)
+
+
+def test_a_checkpoint_that_is_not_there_is_an_error_at_the_start(tmp_path):
+    """A pipeline that cannot load says why, at once."""
+    with pytest.raises(Exception, match=r"model_index\.json|not exist|missing"):
+        pipeline(tmp_path, tmp_path / "nothing")
+
+
+def assert_gone(pids):
+    """No process of the group is left."""
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
