@@ -1,0 +1,58 @@
+"""The command line: its surface is frozen, its errors are clear, its exit codes are the design's."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from batch_gen.cli import app, invoke
+from batch_gen.flags import FLAGS, OPERATIONAL, SEMANTIC
+
+ROOT = Path(__file__).resolve().parents[2]
+SEMANTIC_FLAGS = {"model", "preset", "dtype", "solver", "decode", "codec", "crf", "file-metadata", "long-prompt", "run-seed"}
+OPERATIONAL_FLAGS = {
+    "out", "profile", "config", "device", "mesh", "replicas", "attention", "kernels", "compile", "threads", "scratch",
+    "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",
+    "max-failures", "ok-with-quarantine", "drain-budget", "max-hours", "stall-timeout", "require-same-numerics",
+    "no-token-check", "ignore-memory", "s3-endpoint", "s3-checksum", "quiet",
+}  # fmt: skip
+
+
+def test_the_settings_are_frozen():
+    """A setting is added, removed or changes sides on purpose: here, in flags.py and in docs/flags.md."""
+    assert {flag.name for flag in SEMANTIC} == SEMANTIC_FLAGS
+    assert {flag.name for flag in OPERATIONAL} == OPERATIONAL_FLAGS
+
+
+@pytest.mark.parametrize("command", sorted(app.commands))
+def test_every_command_has_help_with_an_example(command):
+    """Each command explains itself and shows one call."""
+    shown = CliRunner().invoke(app, [command, "--help"]).output
+    assert "Example: batch-gen " in shown
+
+
+def test_the_flag_page_lists_every_setting():
+    """docs/flags.md names every setting with its default and its meaning."""
+    page = (ROOT / "docs/flags.md").read_text("utf-8")
+    for flag in FLAGS:
+        assert f"| `--{flag.name}` |" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "Missing argument"),
+        (["rum"], "No such command"),
+        (["run", "m.parquet", "--steps", "3"], "No such option"),
+        (["run", "m.parquet", "--decode", "fast"], "'fast' is not one of"),
+        (["run", "m.parquet", "--model", "fake", "--mesh", "tp=zwei"], "expected degrees such as"),
+        (["run", "m.parquet", "--model", "fake", "--preset", "t2v-a14b-48p"], "did you mean 't2v-a14b-480p'"),
+        (["run", "m.parquet", "--model", "fake", "--profile", "trn9"], "does not exist"),
+        (["run", "m.parquet", "--model", "no/such/folder"], "no such folder"),
+        (["run", "m.parquet", "--out", "s3://bucket/run"], "--model must be given"),
+    ],
+)
+def test_usage_errors_are_exit_2_with_a_clear_message(arguments, words, capsys):
+    """Wrong commands, flags and values exit 2 and say what is wrong."""
+    assert invoke(arguments) == 2
+    assert words in capsys.readouterr().err
