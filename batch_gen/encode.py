@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -216,12 +216,14 @@ class Encoder:
         spec: Size, rate and number of frames.
         settings: Codec and quality.
         metadata: Tags for the file; nothing in it may differ between two attempts at the same clip.
+        stall_s: ffmpeg is given up after taking no data for so long.
     """
 
     path: Path
     spec: VideoSpec
     settings: EncodeSettings = field(default_factory=EncodeSettings)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    stall_s: float = ffmpeg.STALL_S
     num_frames: int = field(default=0, init=False)
     _hash: FramesHash = field(init=False)
     _child: ffmpeg.Child | None = field(default=None, init=False)
@@ -234,6 +236,11 @@ class Encoder:
     def part(self) -> Path:
         """The name of the file while it is unfinished."""
         return self.path.with_name(self.path.name + ".part")
+
+    @property
+    def pid(self) -> int:
+        """Process id of ffmpeg, which runs from the first slab on."""
+        return self._running().pid
 
     @property
     def _tags(self) -> Path:
@@ -291,17 +298,21 @@ class Encoder:
 
     def _running(self) -> ffmpeg.Child:
         if self._child is None:
-            with self._disk_errors():
-                tags = self._write_tags()
+            tags = self._write_tags()
             args = encode_args(self.spec, self.settings, f"file:{self.part}", tags)
-            self._child = ffmpeg.Child(args, reads=True)
+            self._child = ffmpeg.Child(args, reads=True, stall_s=self.stall_s)
         return self._child
 
     def _write_tags(self) -> str | None:
         if not self.settings.metadata or not self.metadata:
             return None
         lines = [f"{key}={escape_metadata(value)}\n" for key, value in self.metadata.items()]
-        self._tags.write_text(";FFMETADATA1\n" + "".join(lines), encoding="utf-8", newline="")
+        try:
+            self._tags.write_text(";FFMETADATA1\n" + "".join(lines), encoding="utf-8", newline="")
+        except OSError as error:
+            if ffmpeg.means_disk_full(error):
+                raise ffmpeg.disk_full(self._tags.parent, f"preparing {self.path.name}") from error
+            raise
         return f"file:{self._tags}"
 
     def _feed(self, data: memoryview) -> None:
@@ -323,13 +334,6 @@ class Encoder:
         failure = ffmpeg.failure("encode", doing, self._child, self.path.parent)
         self.abort()
         return failure
-
-    @contextlib.contextmanager
-    def _disk_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise ffmpeg.disk_error(error, self.path.parent) from error
 
     def __enter__(self) -> Self:
         return self

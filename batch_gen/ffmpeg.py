@@ -172,22 +172,27 @@ class Child:
                     pipe.close()
 
 
-def disk_error(error: OSError, folder: Path) -> BatchGenError | OSError:
-    """DiskFull for an OSError that means it, else the error itself."""
-    if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-        return error
-    free_bytes = shutil.disk_usage(folder).free
+def free_bytes(folder: Path) -> int:
+    """Free bytes on the disk of `folder`, or of its nearest parent that exists."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free
+
+
+def disk_full(folder: Path, doing: str) -> DiskFull:
+    """The error for a disk without room."""
     advice = "free some or choose another scratch folder"
-    return DiskFull(f"no space left in {folder} ({free_bytes:,} bytes free); {advice}")
+    return DiskFull(f"no space left in {folder} ({free_bytes(folder):,} bytes free) while {doing}; {advice}")
+
+
+def means_disk_full(error: OSError) -> bool:
+    """Whether an OSError says that the disk or the quota is used up."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def failure(kind: str, doing: str, child: Child, folder: Path) -> BatchGenError:
     """The error for an ffmpeg that ended badly: DiskFull if `folder` has no room, else ClipFailed(kind)."""
     said = child.stderr
-    free_bytes = shutil.disk_usage(folder).free
-    full = any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT))
-    if full or free_bytes < LOW_DISK_BYTES:
-        advice = "free some or choose another scratch folder"
-        return DiskFull(f"no space left in {folder} ({free_bytes:,} bytes free) while {doing}; {advice}")
+    if any(os.strerror(code) in said for code in (errno.ENOSPC, errno.EDQUOT)) or free_bytes(folder) < LOW_DISK_BYTES:
+        return disk_full(folder, doing)
     last_lines = "\n".join(said.splitlines()[-8:]) or "it said nothing"
     return ClipFailed(kind, f"ffmpeg failed while {doing}: {last_lines}")

@@ -7,7 +7,6 @@ must have had nothing to say. While the frames pass by they are hashed and looke
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from batch_gen import ffmpeg
+from batch_gen.container import check_container, read_container, reap, refused
 from batch_gen.encode import FramesHash, VideoSpec
 from batch_gen.errors import ClipFailed
 
@@ -66,16 +66,6 @@ class VerifyReport:
     motion_mean: float
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
-    """What the file's index says: size in pixels, time base in seconds, the frames' sorted timestamps in it."""
-
-    width: int
-    height: int
-    time_base: Fraction
-    timestamps: tuple[int, ...]
-
-
 def verify_file(path: Path, expected: VideoSpec, *, frames_hash: str | None = None) -> VerifyReport:
     """Decode all of `path` and compare it with what was asked for.
 
@@ -92,43 +82,10 @@ def verify_file(path: Path, expected: VideoSpec, *, frames_hash: str | None = No
     for frame in decode(path, expected):
         seen.add(frame)
     if frames_hash is not None and seen.frames_hash != frames_hash:
-        raise _wrong(path, f"decoded frames have the hash {seen.frames_hash}, the rendered ones {frames_hash}")
+        raise refused(path, f"decoded frames have the hash {seen.frames_hash}, the rendered ones {frames_hash}")
     if seen.all_flat:
         raise ClipFailed("flat", f"{path.name}: every one of the {expected.num_frames} frames is a single colour")
     return seen.report()
-
-
-def read_container(path: Path) -> Container:
-    """Read the index of a video file without decoding it.
-
-    Raises ClipFailed("verify") when ffmpeg cannot read it or complains.
-    """
-    child = ffmpeg.Child(["-i", f"file:{path}", "-map", "0:v:0", "-c", "copy", "-f", "framecrc", "pipe:1"], writes=True)
-    text = child.read_all().decode("ascii", "replace")
-    _reap(path, child, "its index")
-    facts = dict(line[1:].split(" 0: ", 1) for line in text.splitlines() if line.startswith("#") and " 0: " in line)
-    rows = [line.split(",") for line in text.splitlines() if line and not line.startswith("#")]
-    width, height = facts.get("dimensions", "0x0").split("x")
-    timestamps = tuple(sorted(int(row[2]) for row in rows))
-    return Container(int(width), int(height), Fraction(facts.get("tb", "1/1")), timestamps)
-
-
-def check_container(path: Path, found: Container, expected: VideoSpec) -> None:
-    """Raise ClipFailed("verify") unless the index holds the expected size, number of frames and exact rate.
-
-    MP4 stores the rate exactly. Matroska rounds each timestamp to its time base, so each may be off by half a unit.
-    """
-    if (found.width, found.height) != (expected.width, expected.height):
-        raise _wrong(path, f"it is {found.width}x{found.height}, not {expected.width}x{expected.height} pixels")
-    if len(found.timestamps) != expected.num_frames:
-        raise _wrong(path, f"it holds {len(found.timestamps)} of {expected.num_frames} frames")
-    start = found.timestamps[0]
-    for index, timestamp in enumerate(found.timestamps):
-        due = index / expected.fps / found.time_base
-        exact = due.denominator == 1
-        if abs(timestamp - start - due) > (0 if exact else Fraction(1, 2)):
-            at_s = float((timestamp - start) * found.time_base)
-            raise _wrong(path, f"frame {index} is shown at {at_s:.6f} s, which is not {expected.fps} frames per second")
 
 
 def decode(path: Path, expected: VideoSpec) -> Iterator[Frame]:
@@ -146,8 +103,8 @@ def decode(path: Path, expected: VideoSpec) -> Iterator[Frame]:
         for index in range(expected.num_frames):
             yield _read_frame(path, child, header, expected, index)
         if child.read_into(memoryview(bytearray(1))):
-            raise _wrong(path, f"more than {expected.num_frames} frames decode")
-        _reap(path, child, "its frames")
+            raise refused(path, f"more than {expected.num_frames} frames decode")
+        reap(path, child, "its frames")
     finally:
         child.kill()
 
@@ -156,13 +113,13 @@ def _read_frame(path: Path, child: ffmpeg.Child, header: bytes, expected: VideoS
     buffer = bytearray(len(header) + expected.frame_bytes)
     got_bytes = child.read_into(memoryview(buffer))
     if got_bytes < len(header):
-        _reap(path, child, f"frame {index}")
-        raise _wrong(path, f"only {index} of {expected.num_frames} frames decode")
+        reap(path, child, f"frame {index}")
+        raise refused(path, f"only {index} of {expected.num_frames} frames decode")
     if not buffer.startswith(header):
         size = bytes(buffer[3:16]).split(b"\n")[0].decode("ascii", "replace")
-        raise _wrong(path, f"frame {index} is of size {size}, not {expected.width} {expected.height}")
+        raise refused(path, f"frame {index} is of size {size}, not {expected.width} {expected.height}")
     if got_bytes < len(buffer):
-        raise _wrong(path, f"frame {index} ends early")
+        raise refused(path, f"frame {index} ends early")
     frame = np.frombuffer(buffer, np.uint8, offset=len(header)).reshape(expected.height, expected.width, 3)
     frame.flags.writeable = False
     return frame
@@ -241,7 +198,8 @@ def _total(frame: Frame) -> npt.NDArray[np.int64]:
 
 
 def _mean_luma(frame: Frame) -> float:
-    return float(np.dot(_total(frame), LUMA)) / (frame.shape[0] * frame.shape[1])
+    channels = 3 * _total(frame) / frame.size
+    return float(channels @ LUMA)
 
 
 def _stretches(kind: str, marks: list[bool], shortest: int) -> Iterator[Stretch]:
@@ -253,15 +211,3 @@ def _stretches(kind: str, marks: list[bool], shortest: int) -> Iterator[Stretch]
             if index - first >= shortest:
                 yield Stretch(kind, first, index - 1)
             first = None
-
-
-def _reap(path: Path, child: ffmpeg.Child, what: str) -> None:
-    """Wait for a decoder; raise ClipFailed("verify") when it failed or said a word."""
-    status = child.wait()
-    if status != 0 or child.stderr:
-        said = " / ".join(child.stderr.splitlines()[:4]) or f"status {status}"
-        raise _wrong(path, f"ffmpeg complained about {what}: {said}")
-
-
-def _wrong(path: Path, what: str) -> ClipFailed:
-    return ClipFailed("verify", f"{path.name} was refused: {what}")

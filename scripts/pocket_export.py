@@ -1,0 +1,90 @@
+"""The last stage of `train_pocket.py`: a diffusers folder in half precision, and its digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+import pocket_train_dit
+import pocket_train_vae
+from models.pocket import spec
+
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the name that old and new transformers know
+
+
+def export(work: Path, log: Callable[[str], None]) -> None:
+    """Stage `export`: write the checkpoint to the work folder."""
+    folder = work / "weights"
+    shutil.rmtree(folder, ignore_errors=True)
+    pipeline(work).save_pretrained(folder, safe_serialization=True)
+    _tidy(folder)
+    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    log(f"{total / 1e6:.2f} MB in {folder}")
+
+
+def pipeline(work: Path) -> WanPipeline:
+    """The trained parts as diffusers' pipeline, in half precision."""
+    stored = torch.load(work / "latents.pt")
+    vae = AutoencoderKLWan(
+        **pocket_train_vae.CONFIG,
+        latents_mean=stored["mean"].tolist(),
+        latents_std=stored["deviation"].tolist(),
+    )
+    vae.load_state_dict(torch.load(work / "vae-clips.pt"))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
+    model = pocket_train_dit.Denoiser(len(tokenizer))
+    model.load_state_dict(torch.load(work / "joint.pt"))
+    experts = []
+    for side in ("high", "low"):
+        expert = WanTransformer3DModel(**pocket_train_dit.CONFIG)
+        expert.load_state_dict(torch.load(work / f"expert-{side}.pt"))
+        experts.append(half(expert))
+    scheduler = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=spec.FLOW_SHIFT
+    )
+    return WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=half(model.text),
+        vae=half(vae),
+        scheduler=scheduler,
+        transformer=experts[0],
+        transformer_2=experts[1],
+        boundary_ratio=spec.BOUNDARY,
+    )
+
+
+def half(module: nn.Module) -> nn.Module:
+    """Every weight in float16, without diffusers' exceptions for single modules."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.half()
+    return module
+
+
+def _tidy(folder: Path) -> None:
+    """Name the tokenizer's class as every version of transformers knows it."""
+    for path, keys in (
+        (folder / "model_index.json", ("tokenizer", 1)),
+        (folder / "tokenizer" / "tokenizer_config.json", ("tokenizer_class",)),
+    ):
+        content = json.loads(path.read_text())
+        holder = content
+        for key in keys[:-1]:
+            holder = holder[key]
+        holder[keys[-1]] = TOKENIZER_CLASS
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def digests(folder: Path) -> str:
+    """Lines as `sha256sum` writes them, paths relative to the folder's parent."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return "".join(
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(folder.parent)}\n" for path in files
+    )
