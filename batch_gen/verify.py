@@ -35,32 +35,19 @@ Frame = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Frames `first` to `last`, both included, that are all black or all frozen."""
-
-    kind: str
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        """`black 0-11`."""
-        return f"{self.kind} {self.first}-{self.last}"
-
-
-@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What decoding showed.
 
     Attributes:
         frames_hash: Digest of the decoded RGB frames; equals the encoder's for a lossless codec only.
-        flags: Black and frozen stretches; odd, but not wrong.
+        flags: Black and frozen stretches, first and last frame included, as "black 0-11"; odd, but not wrong.
         luma_mean: Mean BT.709 luma of all frames, 0..255.
         luma_jump: Largest change of the mean luma between neighbours, 0..255: a flash or an exposure jump.
         motion_mean: Mean absolute difference between neighbours, 0..255.
     """
 
     frames_hash: str
-    flags: tuple[Stretch, ...]
+    flags: tuple[str, ...]
     luma_mean: float
     luma_jump: float
     motion_mean: float
@@ -202,12 +189,12 @@ def _mean_luma(frame: Frame) -> float:
     return float(channels @ LUMA)
 
 
-def _stretches(kind: str, marks: list[bool], shortest: int) -> Iterator[Stretch]:
+def _stretches(kind: str, marks: list[bool], shortest: int) -> Iterator[str]:
     first: int | None = None
     for index, mark in enumerate([*marks, False]):
         if mark and first is None:
             first = index
         if not mark and first is not None:
             if index - first >= shortest:
-                yield Stretch(kind, first, index - 1)
+                yield f"{kind} {first}-{index - 1}"
             first = None
