@@ -23,15 +23,13 @@ COLLECTIVE_TIMEOUT_S = 600.0
 class Axis:
     """One direction of the mesh (or several, flattened), seen from this rank.
 
-    `ranks` are the members in coordinate order, `index` is this rank's place among them, `ring` is the order in which
-    a ring visits the coordinates. torch sorts the members of a group; `order[coordinate]` is the place in that sorted
-    group, which is where a gathered block arrives.
+    `ranks` are the members in coordinate order, `index` is this rank's place among them. torch sorts the members of a
+    group; `order[coordinate]` is the place in that sorted group, which is where a gathered block arrives.
     """
 
     name: str
     index: int = 0
     ranks: tuple[int, ...] = (0,)
-    ring: tuple[int, ...] = (0,)
     group_name: str = ""
     process_group: ProcessGroup | None = field(default=None, compare=False, repr=False)
 
@@ -99,6 +97,12 @@ class Mesh:
         """One direction, or several flattened in the order cfg, cp, tp; made when the mesh was, so never collective."""
         return self._axes[tuple(name for name in AXES if name in names)]
 
+    def ring_pairs(self, name: str) -> tuple[int, ...]:
+        """(source, target) ranks of every ring along one axis of the whole mesh, flattened; the same on all ranks."""
+        rings = [self.layout.ring(group) for group in self.layout.groups(name)]
+        hops = [(ring[place - 1], rank) for ring in rings if len(ring) > 1 for place, rank in enumerate(ring)]
+        return tuple(rank for hop in hops for rank in hop)
+
 
 def single() -> Mesh:
     """The mesh of one rank: every axis is trivial and no process group exists."""
@@ -157,13 +161,11 @@ def _make_axis(layout: Layout, rank: int, devices: DeviceMesh, names: tuple[str,
     ranks = layout.group(rank, *names)
     if len(ranks) == 1:
         return Axis("_".join(names), ranks=ranks)
-    ring = layout.ring(ranks) if len(names) == 1 else ranks
     group = _group(devices, names)
     return Axis(
         name="_".join(names),
         index=ranks.index(rank),
         ranks=ranks,
-        ring=tuple(ranks.index(member) for member in ring),
         group_name=group.group_name,
         process_group=group,
     )

@@ -1,0 +1,95 @@
+"""The DiT over a mesh: the sharding table and the few places where a rank's work meets the others'."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from models.errors import ModelError
+from models.parallel.collectives import all_gather, all_reduce, reduce_scatter
+from models.parallel.context import SpreadAttention, TokenSplit, attention_kind
+from models.parallel.layout import LayoutError
+from models.parallel.mesh import Axis, Mesh
+from models.parallel.tensor import Plan, Style, apply_plan, shared_mean_square, shared_mean_squares
+from models.wan.model import Block, WanTransformer
+from models.wan.spec import TransformerSpec
+
+# Heads and hidden channels are split, everything of model width is whole. Each parameter is named exactly once.
+PLAN: Plan = {
+    "patch_embedding": Style.REPLICATE,
+    "time_embedder.*": Style.REPLICATE,
+    "time_proj": Style.REPLICATE,
+    "text_embedder.*": Style.REPLICATE,
+    "blocks.*.attn1.to_qkv": Style.COLWISE,
+    "blocks.*.attn1.norm_[qk]": Style.COLWISE,
+    "blocks.*.attn1.to_out": Style.ROWWISE,
+    "blocks.*.norm2": Style.REPLICATE,
+    "blocks.*.attn2.to_q": Style.COLWISE,
+    "blocks.*.attn2.to_kv": Style.COLWISE,
+    "blocks.*.attn2.norm_[qk]": Style.COLWISE,
+    "blocks.*.attn2.to_out": Style.ROWWISE,
+    "blocks.*.ffn.up": Style.COLWISE,
+    "blocks.*.ffn.down": Style.ROWWISE,
+    "*scale_shift_table": Style.REPLICATE,
+    "proj_out": Style.REPLICATE,
+}
+
+
+def check_mesh(spec: TransformerSpec, mesh: Mesh) -> None:
+    """Raise ModelError("unsupported") unless the mesh divides this model."""
+    try:
+        mesh.degrees.check_model(num_heads=spec.num_attention_heads, ffn_width=spec.ffn_dim)
+    except LayoutError as error:
+        raise ModelError("unsupported", str(error)) from error
+
+
+def parallelize(
+    model: WanTransformer, mesh: Mesh, *, attention: str = "auto", sequence_parallel: bool = False
+) -> WanTransformer:
+    """Make a module that holds this rank's slices (see `PLAN`) compute with the other ranks; returns the same module.
+
+    attention: ring, gather or auto, for self-attention over the context axis. sequence_parallel: between sublayers each
+    rank of the tensor axis keeps a part of the tokens (a sum becomes a reduce-scatter, a column projection gathers
+    first): the same bytes travel, activations shrink. Raises ModelError("unsupported").
+    """
+    kind = attention_kind(attention)
+    check_mesh(model.spec, mesh)
+    sequence = mesh.tp if sequence_parallel and not mesh.tp.is_trivial else None
+    if not mesh.cp.is_trivial or sequence is not None:
+        tokens = TokenSplit(mesh.cp, sequence, model.scale_shift_table.device)
+        model.tokens = tokens
+        for block in _blocks(model):
+            block.attn1.attend = SpreadAttention(tokens, mesh.ring_pairs("cp"), kind)
+    if not mesh.tp.is_trivial:
+        apply_plan(model, PLAN, _finish(mesh.tp, sequence))
+        for block in _blocks(model):
+            _join_heads(block, mesh.tp)
+            _gather_inputs(block, sequence)
+    return model
+
+
+def _blocks(model: WanTransformer) -> list[Block]:
+    return [block for block in model.blocks if isinstance(block, Block)]
+
+
+def _finish(axis: Axis, sequence: Axis | None) -> Callable[[Tensor], Tensor]:
+    """What ends a row-parallel layer: the sum for all, or for each rank the sum of its part of the tokens (dim 1)."""
+    if sequence is None:
+        return lambda x_BLW: all_reduce(x_BLW, axis)
+    return lambda x_BLW: reduce_scatter(x_BLW, axis, dim=1)
+
+
+def _join_heads(block: Block, axis: Axis) -> None:
+    block.attn1.mean_squares = shared_mean_squares(axis)
+    block.attn2.mean_square = shared_mean_square(axis)
+
+
+def _gather_inputs(block: Block, sequence: Axis | None) -> None:
+    """With sequence parallelism, column projections of the clip's tokens start from the tokens of the whole axis."""
+    if sequence is None:
+        return
+
+    def gather(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (all_gather(inputs[0], sequence, dim=1),)
+
+    for layer in (block.attn1.to_qkv, block.attn2.to_q, block.ffn.up):
+        layer.register_forward_pre_hook(gather)
