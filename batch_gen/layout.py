@@ -1,0 +1,75 @@
+"""Names of everything below an output root; no other file spells a key."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+RUN_KEY: Final = "run.json"
+STOP_KEY: Final = "stop.json"
+METRICS_TABLE_KEY: Final = "metrics.parquet"
+CLIPS_TABLE_KEY: Final = "clips.parquet"
+DONE_PREFIX: Final = "done/"
+LEASE_PREFIX: Final = "lease/"
+METRICS_PREFIX: Final = "metrics/"
+ERRORS_PREFIX: Final = "errors/"
+COMPACT_PREFIX: Final = "done/compact-"
+
+
+def clip_key(clip_id: str, suffix: str) -> str:
+    """`clips/<2 hex>/<clip_id><suffix>`: 256 folders, so that a store can split the load."""
+    return f"clips/{_spread(clip_id)}/{clip_id}{suffix}"
+
+
+def record_key(clip_id: str) -> str:
+    """The record of a clip."""
+    return clip_key(clip_id, ".json")
+
+
+def latents_key(clip_id: str) -> str:
+    """The kept latents of a clip (`--keep-latents`)."""
+    return f"latents/{_spread(clip_id)}/{clip_id}.npy"
+
+
+def chunk_id(round_number: int, number: int) -> str:
+    """`<round>-<number>`, padded so that names sort as numbers do."""
+    return f"{round_number}-{number:05d}"
+
+
+def lease_key(chunk: str) -> str:
+    """The lease of a chunk."""
+    return f"{LEASE_PREFIX}{chunk}.json"
+
+
+def done_key(chunk: str) -> str:
+    """The verdicts of a finished chunk."""
+    return f"{DONE_PREFIX}{chunk}.json"
+
+
+def compact_key(number: int) -> str:
+    """The n-th summary of the done log."""
+    return f"{COMPACT_PREFIX}{number:05d}.json"
+
+
+def metrics_key(chunk: str, epoch: int) -> str:
+    """One owner's metrics part of a chunk."""
+    return f"{METRICS_PREFIX}{chunk}-e{epoch}.parquet"
+
+
+def errors_key(chunk: str, epoch: int) -> str:
+    """One owner's error rows of a chunk."""
+    return f"{ERRORS_PREFIX}{chunk}-e{epoch}.parquet"
+
+
+def plan_key(round_number: int) -> str:
+    """The head of a round, written after its table."""
+    return f"plan-{round_number}.json"
+
+
+def plan_table_key(round_number: int, sha256: str) -> str:
+    """The table of a round, named by its content."""
+    return f"plan-{round_number}-{sha256[:8]}.parquet"
+
+
+def _spread(clip_id: str) -> str:
+    return hashlib.sha256(clip_id.encode()).hexdigest()[:2]
