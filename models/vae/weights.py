@@ -1,0 +1,91 @@
+"""Which keys of a diffusers-layout autoencoder make which parameter of ours."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoint import Checkpoint, Source, load_parameters, open_checkpoint
+from models.vae.model import Decoder, Encoder
+from models.vae.spec import VaeSpec, read_spec
+
+_NORMS = {"conv1": "norm1", "conv2": "norm2", "conv_out": "norm_out"}
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor.flatten()
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.flatten(1)
+
+
+def _frameless(tensor: Tensor) -> Tensor:
+    """A 2D kernel as a 3D one over a single frame."""
+    return tensor.unsqueeze(2)
+
+
+def decoder_sources(spec: VaeSpec, names: Iterable[str]) -> dict[str, Source]:
+    """Parameter name of `Decoder` -> its checkpoint key."""
+    upsampler = "upsampler" if spec.is_residual else "upsamplers.0"
+    return {name: _source(name, "decoder", name.replace("upsampler.", f"{upsampler}.")) for name in names}
+
+
+def encoder_sources(spec: VaeSpec, names: Iterable[str]) -> dict[str, Source]:
+    """Parameter name of `Encoder` -> its checkpoint key."""
+    return {name: _source(name, "encoder", name if spec.is_residual else _unnested(name, spec)) for name in names}
+
+
+def _unnested(name: str, spec: VaeSpec) -> str:
+    """Wan2.1 keeps residual blocks and down-samplers in one flat list."""
+    found = re.match(r"down_blocks\.(\d+)\.(?:resnets\.(\d+)|downsampler)\.(.*)", name)
+    if found is None:
+        return name
+    block, resnet, rest = found.groups()
+    place = int(block) * (spec.num_res_blocks + 1) + (spec.num_res_blocks if resnet is None else int(resnet))
+    return f"down_blocks.{place}.{rest}"
+
+
+def _source(ours: str, part: str, theirs: str) -> Source:
+    """One parameter: renamed modules, a norm's gain that lives with our convolution, 2D kernels made 3D."""
+    theirs = theirs.replace("mid_block.attention.", "mid_block.attentions.0.").replace("shortcut.", "conv_shortcut.")
+    if re.search(r"(up|down)sampler\.conv\.", ours):
+        theirs = re.sub(r"\.conv\.(weight|bias)$", r".resample.1.\1", theirs)
+        return Source((f"{part}.{theirs}",), (_frameless,) if ours.endswith("weight") else ())
+    if ours.startswith(("post_quant.", "quant.")):
+        return Source((ours.replace("quant.", "quant_conv."),))
+    if ours.endswith("attention.gain"):
+        return Source((f"{part}.{theirs[: -len('gain')]}norm.gamma",), (_flat,))
+    if ours.endswith(".gain"):
+        owner, conv = theirs[: -len(".gain")].rpartition(".")[::2]
+        prefix = f"{owner}." if owner else ""
+        return Source((f"{part}.{prefix}{_NORMS[conv]}.gamma",), (_flat,))
+    if re.search(r"attention\.(to_qkv|proj)\.weight", ours):
+        return Source((f"{part}.{theirs}",), (_matrix,))
+    return Source((f"{part}.{theirs}",))
+
+
+def load_parts(folder: Path, dtype: torch.dtype) -> tuple[VaeSpec, Decoder, Encoder]:
+    """Spec, decoder and encoder of a `vae` folder, on the CPU; raises ModelError("checkpoint" or "unsupported")."""
+    spec = read_spec(folder)
+    checkpoint = open_checkpoint(folder)
+    with torch.device("meta"):
+        parts = nn.ModuleDict({"decoder": Decoder(spec), "encoder": Encoder(spec)})
+    load_parameters(parts, checkpoint, vae_sources(spec, parts), lambda _name: dtype)
+    decoder, encoder = parts["decoder"].eval(), parts["encoder"].eval()
+    assert isinstance(decoder, Decoder)
+    assert isinstance(encoder, Encoder)
+    return spec, decoder, encoder
+
+
+def vae_sources(spec: VaeSpec, parts: nn.ModuleDict) -> dict[str, Source]:
+    """Parameter name within {decoder, encoder} -> its checkpoint key."""
+    names = {part: [name for name, _ in parts[part].named_parameters()] for part in parts}
+    decoder = decoder_sources(spec, names["decoder"])
+    encoder = encoder_sources(spec, names["encoder"])
+    return {f"decoder.{k}": v for k, v in decoder.items()} | {f"encoder.{k}": v for k, v in encoder.items()}
+
+
+__all__ = ["Checkpoint", "decoder_sources", "encoder_sources", "load_parts", "vae_sources"]
