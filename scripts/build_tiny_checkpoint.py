@@ -1,7 +1,5 @@
 """Write the random checkpoint `tiny` in diffusers layout: `build_tiny_checkpoint.py [FOLDER] [VARIANT]`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

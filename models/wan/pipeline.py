@@ -1,0 +1,257 @@
+"""Wan2.2 text-to-video on one device: text -> latents -> frames.
+
+Source: diffusers' `WanPipeline`; see docs/parity.md for how closely the numbers agree.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels import backend
+from models.checkpoint_files import folder_digest, read_json
+from models.device import Device, dtype_named, open_device
+from models.errors import ModelError
+from models.events import DoneEvent, Event, StepEvent, TapEvent
+from models.vae.decode import decode_stream, load_vae
+from models.vae.spec import read_spec
+from models.wan.experts import LOW, Experts, load_experts
+from models.wan.rope import rope_tables
+from models.wan.solver import Solver, initial_noise, make_solver, num_train_timesteps
+from models.wan.spec import WanSpec
+from models.wan.text import TextEncoder, TextHandle
+
+# Steps between two checks that the latents are finite, where a check makes the host wait for the device.
+CHECK_EVERY = 8
+# Up to this many tokens a CPU runs both texts as one batch: weights are read once, small matrices fill the cores.
+BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """What decides the latents of one clip. Sizes in px; guidance by noise level of the step."""
+
+    prompt: str
+    negative_prompt: str
+    seed: int
+    width: int
+    height: int
+    num_frames: int
+    steps: int
+    guidance_high: float
+    guidance_low: float
+    flow_shift: float
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How a pipeline computes; the same for all clips of a run."""
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    decode: Literal["exact", "tiled", "reference"] = "exact"
+    solver: str = "unipc"
+    long_prompt: Literal["truncate", "fail"] = "truncate"
+    text_cache_bytes: int = 256 << 20
+    experts: Literal["resident", "swap"] = "resident"
+    attention: str = "auto"
+
+
+class WanPipeline:
+    """A loaded checkpoint; make it with `load`."""
+
+    def __init__(self, folder: Path, options: PipelineOptions, device: Device) -> None:
+        index = read_json(folder / "model_index.json")
+        dtype = dtype_named(options.dtype)
+        self.folder, self.options, self.device = folder, options, device
+        self.scheduler_config = read_json(folder / "scheduler" / "scheduler_config.json")
+        train = num_train_timesteps(self.scheduler_config)
+        make_solver(
+            self.scheduler_config, options.solver, 1.0, 2
+        )  # an unusable config fails here, not at the first clip
+        self.experts = load_experts(folder, index, train, dtype, device, swap=options.experts == "swap")
+        self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes)
+        self.vae = load_vae(folder / "vae", torch.float32)
+        self.spec = self._spec(index)
+        self._rope: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def load(cls, folder: Path, options: PipelineOptions | None = None, mesh: None = None) -> "WanPipeline":
+        """Read a diffusers-layout folder.
+
+        Raises ModelError: "checkpoint" (incomplete, damaged, or keys that do not fit), "unsupported", "device".
+        """
+        del mesh
+        options = options or PipelineOptions()
+        return cls(folder, options, open_device(options.device))
+
+    def _spec(self, index: dict[str, Any]) -> WanSpec:
+        vae = read_spec(self.folder / "vae")
+        return WanSpec(
+            name=str(index.get("_name_or_path") or self.folder.name),
+            transformer=self.experts.spec,
+            text_encoder=self.text_encoder.model.spec,
+            num_experts=len(self.experts.folders),
+            boundary_ratio=index.get("boundary_ratio"),
+            vae_stride=(vae.scale_temporal, vae.scale_spatial, vae.scale_spatial),
+        )
+
+    def text(self, prompts: Sequence[str]) -> list[TextHandle]:
+        """The prompts' embeddings, cleaned, tokenized and encoded once per run; raises ModelError("input")."""
+        return [self.text_encoder.encode(prompt, self.options.long_prompt) for prompt in prompts]
+
+    def denoise(
+        self,
+        sampling: Sampling,
+        start: tuple[int, Tensor] | None = None,
+        stop: int | None = None,
+        taps: frozenset[str] = frozenset(),
+    ) -> Iterator[Event]:
+        """Denoise one clip: a StepEvent after each step, the TapEvents asked for, then one DoneEvent.
+
+        start: (step, latents [C, T, h, w] float32): enter at this step with these latents instead of noise at step 0.
+        The solver then has no history (see `Solver`). stop: end before this step; DoneEvent holds the latents that
+        would enter it. taps: "text" ([512, E], the prompt's), "latents.<k>" ([C, T, h, w], as they enter step k; k =
+        steps: the result), "velocity.<k>" ([C, T, h, w], guided, of step k).
+
+        Guidance at a step is `guidance_high` at or above the boundary, else `guidance_low`. As in diffusers,
+        `guidance_high` > 1 runs the negative prompt at every step, whatever `guidance_low` is. Unlike in diffusers,
+        which would not guide at all, `guidance_high` <= 1 with `guidance_low` > 1 guides the low-noise steps. A
+        checkpoint with one expert uses `guidance_high` throughout.
+
+        Raises ModelError: "input" for a size that the model cannot do, "nonfinite".
+        """
+        first, latents = self._enter(sampling, start)
+        last = sampling.steps if stop is None else min(stop, sampling.steps)
+        solver = make_solver(self.scheduler_config, self.options.solver, sampling.flow_shift, sampling.steps, first)
+        clip = _Clip(sampling, self.text((sampling.prompt, sampling.negative_prompt)), self._tables(sampling), solver)
+        if "text" in taps:
+            yield TapEvent("text", clip.texts[0].padded().float().cpu())
+        for step in range(first, last):
+            if f"latents.{step}" in taps:
+                yield TapEvent(f"latents.{step}", latents[0].cpu().clone())
+            stage = self.experts.stage(solver.timesteps[step])
+            velocity, latents = self._step(clip, step, stage, latents)
+            self._check_finite(latents, step, stage, last)
+            if f"velocity.{step}" in taps:
+                yield TapEvent(f"velocity.{step}", velocity[0].cpu().clone())
+            yield StepEvent(step, sampling.steps, stage)
+        if f"latents.{last}" in taps:
+            yield TapEvent(f"latents.{last}", latents[0].cpu().clone())
+        yield DoneEvent(latents[0].cpu())
+
+    def decode(self, latents: Tensor | NDArray[np.float32], num_frames: int) -> Iterator[NDArray[np.uint8]]:
+        """Latents [C, T, h, w] float32 -> slabs of frames, uint8 [f, H, W, 3]; raises ModelError("nonfinite")."""
+        tensor = torch.as_tensor(latents)
+        if tensor.shape[1] != (num_frames - 1) // self.spec.vae_stride[0] + 1:
+            raise ModelError("input", f"{tensor.shape[1]} latent frames do not make {num_frames} frames")
+        yield from decode_stream(self.vae, tensor, self.options.decode)
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies this pipeline and its numbers, as JSON values."""
+        spec = self.spec
+        return {
+            "pipeline": type(self).__name__,
+            "model_digest": folder_digest(self.folder),
+            "parameters": {
+                "transformer": spec.transformer.num_parameters,
+                "experts": spec.num_experts,
+                "text_encoder": spec.text_encoder.num_parameters,
+            },
+            "dtype": self.options.dtype,
+            "device": self.device.name,
+            "solver": self.options.solver,
+            "boundary_ratio": spec.boundary_ratio,
+            "decode": self.options.decode,
+            "kernels": backend.current(),
+            "limits": {
+                "size_multiple": spec.size_multiple,
+                "max_tokens": spec.max_tokens,
+                "trained_frames": spec.trained_frames,
+                "conditionings": list(spec.conditionings),
+            },
+        }
+
+    def _enter(self, sampling: Sampling, start: tuple[int, Tensor] | None) -> tuple[int, Tensor]:
+        """The first step and the latents [1, C, T, h, w] that enter it, on the device."""
+        multiple, stride = self.spec.size_multiple, self.spec.vae_stride[0]
+        if sampling.width % multiple or sampling.height % multiple:
+            size = f"{sampling.width}x{sampling.height}"
+            raise ModelError("input", f"size {size} px: width and height must be multiples of {multiple}")
+        if (sampling.num_frames - 1) % stride:
+            raise ModelError("input", f"num_frames {sampling.num_frames}: must be a multiple of {stride} plus 1")
+        shape = self.spec.latent_shape(sampling.width, sampling.height, sampling.num_frames)
+        if max(shape[1:]) > self.spec.transformer.rope_max_seq_len:
+            raise ModelError(
+                "input", f"latents {shape}: above rope_max_seq_len {self.spec.transformer.rope_max_seq_len}"
+            )
+        if start is None:
+            return 0, initial_noise(sampling.seed, shape).to(self.device.torch_device)
+        step, latents = start
+        if tuple(latents.shape) != shape or not 0 <= step < sampling.steps:
+            raise ModelError("input", f"start: step {step}, latents {tuple(latents.shape)} do not fit the clip {shape}")
+        return step, torch.as_tensor(latents, dtype=torch.float32).unsqueeze(0).to(self.device.torch_device)
+
+    def _tables(self, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """Rotary tables of a bucket, made once."""
+        _, *size = self.spec.latent_shape(sampling.width, sampling.height, sampling.num_frames)
+        patch = self.spec.transformer.patch_size
+        grid = (size[0] // patch[0], size[1] // patch[1], size[2] // patch[2])
+        if grid not in self._rope:
+            cos, sin = rope_tables(grid, self.spec.transformer.attention_head_dim)
+            self._rope[grid] = (cos.to(self.device.torch_device), sin.to(self.device.torch_device))
+        return self._rope[grid]
+
+    @torch.inference_mode()
+    def _step(self, clip: "_Clip", step: int, stage: str, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: the guided velocity and the latents after it, both [1, C, T, h, w] float32."""
+        velocity = self.velocity(clip, clip.solver.timesteps[step], stage, latents)
+        return velocity, clip.solver.step(step, velocity, latents)
+
+    def velocity(self, clip: "_Clip", timestep: float, stage: str, latents: Tensor) -> Tensor:
+        """The guided velocity [1, C, T, h, w] float32 of latents of the same shape."""
+        model = self.experts.model(stage)
+        time = torch.tensor([timestep], dtype=torch.float32, device=self.device.torch_device)
+        guidance = clip.guidance(stage)
+        texts = clip.texts[:1] if guidance is None else clip.texts
+        batched = self.device.name == "cpu" and clip.rope[0].shape[0] <= BATCHED_TOKENS
+        batches = [texts] if batched else [[handle] for handle in texts]
+        parts: list[Tensor] = [
+            model(latents, time, self.experts.text_keys(stage, slot, batch), clip.rope)
+            for slot, batch in enumerate(batches)
+        ]
+        if guidance is None:
+            return parts[0]
+        positive, negative = parts[0].chunk(2) if batched else parts
+        return negative + guidance * (positive - negative)
+
+    def _check_finite(self, latents: Tensor, step: int, stage: str, last: int) -> None:
+        if self.device.name != "cpu" and (step + 1) % CHECK_EVERY and step + 1 != last:
+            return
+        if not torch.isfinite(latents.sum()):
+            raise ModelError("nonfinite", f"latents are not finite after step {step} ({stage}-noise expert)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Clip:
+    """What stays the same over a clip's steps."""
+
+    sampling: Sampling
+    texts: list[TextHandle]  # the prompt, the negative prompt
+    rope: tuple[Tensor, Tensor]
+    solver: Solver
+
+    def guidance(self, stage: str) -> float | None:
+        """The factor of a step, or None when only the prompt runs."""
+        high, low = self.sampling.guidance_high, self.sampling.guidance_low
+        if stage == LOW:
+            return low if high > 1 or low > 1 else None
+        return high if high > 1 else None
+
+
+__all__ = ["Experts", "PipelineOptions", "Sampling", "WanPipeline"]
