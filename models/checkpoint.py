@@ -20,6 +20,20 @@ MAX_NAMES_SHOWN = 8
 Transform = Callable[[Tensor], Tensor]
 
 
+@dataclass(slots=True)
+class ReadCounter:
+    """Bytes of tensors that this process has read from checkpoints."""
+
+    num_bytes: int = 0
+
+    def add(self, tensor: Tensor) -> None:
+        """Count one tensor or slice."""
+        self.num_bytes += tensor.numel() * tensor.element_size()
+
+
+READ = ReadCounter()
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """Part `index` of `count` equal parts of a tensor along `dim`."""
@@ -67,11 +81,13 @@ class Checkpoint:
         handle = self._handle(self.files[key])
         if shard is None:
             tensor: Tensor = handle.get_tensor(key)
+            READ.add(tensor)
             return tensor
         view = handle.get_slice(key)
         part = shard.of(view.get_shape()[shard.dim], f"{self.folder}: {key}")
         index: tuple[slice, ...] = (*(slice(None) for _ in range(shard.dim)), part)
         sliced: Tensor = view[index]
+        READ.add(sliced)
         return sliced
 
     def close(self) -> None:

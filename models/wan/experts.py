@@ -1,11 +1,9 @@
 """The one or two DiTs of a checkpoint: which of them does a step, and where their weights are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from models.checkpoint_files import read_json
 from models.device import Device
@@ -13,7 +11,6 @@ from models.errors import ModelError
 from models.wan.model import TextKeys, WanTransformer
 from models.wan.spec import TransformerSpec, transformer_spec
 from models.wan.text import TextHandle, stack_texts
-from models.wan.weights import load_transformer
 
 HIGH, LOW = "high", "low"
 
@@ -23,13 +20,14 @@ class Experts:
     """The experts of one checkpoint.
 
     boundary: timesteps at or above it go to the high-noise expert; None: there is one expert for all.
+    read: one expert (this rank's part of it) from its folder, onto the device.
     swap: only the expert in use is in memory, the other is read again at each switch.
     """
 
     folders: dict[str, Path]
     spec: TransformerSpec
     boundary: float | None
-    dtype: torch.dtype
+    read: Callable[[Path], WanTransformer]
     device: Device
     swap: bool
     _models: dict[str, WanTransformer] = field(default_factory=dict)
@@ -45,7 +43,7 @@ class Experts:
             if self.swap:
                 self._models.clear()
                 self._texts.clear()
-            self._models[stage] = load_transformer(self.folders[stage], self.dtype).to(self.device.torch_device)
+            self._models[stage] = self.read(self.folders[stage])
         return self._models[stage]
 
     def text_keys(self, stage: str, slot: int, handles: Sequence[TextHandle]) -> list[TextKeys]:
@@ -65,7 +63,13 @@ class Experts:
 
 
 def load_experts(
-    folder: Path, index: dict[str, Any], num_train_timesteps: int, dtype: torch.dtype, device: Device, *, swap: bool
+    folder: Path,
+    index: dict[str, Any],
+    num_train_timesteps: int,
+    read: Callable[[Path], WanTransformer],
+    device: Device,
+    *,
+    swap: bool,
 ) -> Experts:
     """The experts that a model_index.json names; raises ModelError("checkpoint" or "unsupported")."""
     if index.get("expand_timesteps"):
@@ -80,7 +84,7 @@ def load_experts(
     if specs[0].in_channels != specs[0].out_channels:
         raise ModelError("unsupported", f"{folder}: in_channels {specs[0].in_channels}: an image-to-video model")
     boundary = None if ratio is None else float(ratio) * num_train_timesteps
-    experts = Experts(folders, specs[0], boundary, dtype, device, swap)
+    experts = Experts(folders, specs[0], boundary, read, device, swap)
     if not swap:
         for stage in folders:
             experts.model(stage)

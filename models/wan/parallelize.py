@@ -1,17 +1,21 @@
 """The DiT over a mesh: the sharding table and the few places where a rank's work meets the others'."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
+from models.checkpoint_files import read_json
 from models.errors import ModelError
 from models.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from models.parallel.context import SpreadAttention, TokenSplit, attention_kind
 from models.parallel.layout import LayoutError
 from models.parallel.mesh import Axis, Mesh
-from models.parallel.tensor import Plan, Style, apply_plan, shared_mean_square, shared_mean_squares
+from models.parallel.tensor import Plan, Style, apply_plan, sharding, shared_mean_square, shared_mean_squares
 from models.wan.model import Block, WanTransformer
-from models.wan.spec import TransformerSpec
+from models.wan.spec import TransformerSpec, transformer_spec
+from models.wan.weights import load_transformer
 
 # Heads and hidden channels are split, everything of model width is whole. Each parameter is named exactly once.
 PLAN: Plan = {
@@ -42,6 +46,24 @@ def check_mesh(spec: TransformerSpec, mesh: Mesh) -> None:
         raise ModelError("unsupported", str(error)) from error
 
 
+def load_expert(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    mesh: Mesh,
+    *,
+    attention: str = "auto",
+    sequence_parallel: bool = False,
+) -> WanTransformer:
+    """This rank's part of the expert in a `transformer` folder, on the device, ready to compute with the other ranks.
+
+    The settings are those of `parallelize`. Raises ModelError("checkpoint" or "unsupported").
+    """
+    check_mesh(transformer_spec(read_json(folder / "config.json")), mesh)
+    model = load_transformer(folder, dtype, sharding(PLAN, mesh.tp)).to(device)
+    return parallelize(model, mesh, attention=attention, sequence_parallel=sequence_parallel)
+
+
 def parallelize(
     model: WanTransformer, mesh: Mesh, *, attention: str = "auto", sequence_parallel: bool = False
 ) -> WanTransformer:
@@ -52,7 +74,6 @@ def parallelize(
     first): the same bytes travel, activations shrink. Raises ModelError("unsupported").
     """
     kind = attention_kind(attention)
-    check_mesh(model.spec, mesh)
     sequence = mesh.tp if sequence_parallel and not mesh.tp.is_trivial else None
     if not mesh.cp.is_trivial or sequence is not None:
         tokens = TokenSplit(mesh.cp, sequence, model.scale_shift_table.device)

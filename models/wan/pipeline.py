@@ -1,10 +1,11 @@
-"""Wan2.2 text-to-video on one device: text -> latents -> frames.
+"""Wan2.2 text-to-video: text -> latents -> frames, on one device or as one rank of a mesh.
 
 Source: diffusers' `WanPipeline`; see docs/parity.md for how closely the numbers agree.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,9 +19,14 @@ from models.checkpoint_files import folder_digest, read_json
 from models.device import Device, dtype_named, open_device
 from models.errors import ModelError
 from models.events import DoneEvent, Event, StepEvent, TapEvent
+from models.parallel import layout
+from models.parallel.collectives import check_agreement, gather_blocks
+from models.parallel.loading import LoadMeter
+from models.parallel.mesh import Mesh, single
 from models.vae.decode import decode_stream, load_vae
 from models.vae.spec import read_spec
 from models.wan.experts import LOW, Experts, load_experts
+from models.wan.parallelize import load_expert
 from models.wan.rope import rope_tables
 from models.wan.solver import Solver, initial_noise, make_solver, num_train_timesteps
 from models.wan.spec import WanSpec
@@ -60,35 +66,45 @@ class PipelineOptions:
     text_cache_bytes: int = 256 << 20
     experts: Literal["resident", "swap"] = "resident"
     attention: str = "auto"
+    tp_sequence_parallel: bool = False
 
 
 class WanPipeline:
     """A loaded checkpoint; make it with `load`."""
 
-    def __init__(self, folder: Path, options: PipelineOptions, device: Device) -> None:
+    def __init__(self, folder: Path, options: PipelineOptions, device: Device, mesh: Mesh) -> None:
+        meter = LoadMeter()
         index = read_json(folder / "model_index.json")
         dtype = dtype_named(options.dtype)
-        self.folder, self.options, self.device = folder, options, device
+        self.folder, self.options, self.device, self.mesh = folder, options, device, mesh
         self.scheduler_config = read_json(folder / "scheduler" / "scheduler_config.json")
         train = num_train_timesteps(self.scheduler_config)
         make_solver(
             self.scheduler_config, options.solver, 1.0, 2
         )  # an unusable config fails here, not at the first clip
-        self.experts = load_experts(folder, index, train, dtype, device, swap=options.experts == "swap")
-        self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes)
+        read = partial(
+            load_expert,
+            dtype=dtype,
+            device=device.torch_device,
+            mesh=mesh,
+            attention=options.attention,
+            sequence_parallel=options.tp_sequence_parallel,
+        )
+        self.experts = load_experts(folder, index, train, read, device, swap=options.experts == "swap")
+        self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes, mesh)
         self.vae = load_vae(folder / "vae", torch.float32)
         self.spec = self._spec(index)
         self._rope: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
+        self.load_report = meter.report(mesh)
 
     @classmethod
-    def load(cls, folder: Path, options: PipelineOptions | None = None, mesh: None = None) -> "WanPipeline":
-        """Read a diffusers-layout folder.
+    def load(cls, folder: Path, options: PipelineOptions | None = None, mesh: Mesh | None = None) -> "WanPipeline":
+        """Read a diffusers-layout folder, or this rank's part of it; all ranks of the mesh call it together.
 
         Raises ModelError: "checkpoint" (incomplete, damaged, or keys that do not fit), "unsupported", "device".
         """
-        del mesh
         options = options or PipelineOptions()
-        return cls(folder, options, open_device(options.device))
+        return cls(folder, options, open_device(options.device), mesh or single())
 
     def _spec(self, index: dict[str, Any]) -> WanSpec:
         vae = read_spec(self.folder / "vae")
@@ -143,6 +159,7 @@ class WanPipeline:
             yield StepEvent(step, sampling.steps, stage)
         if f"latents.{last}" in taps:
             yield TapEvent(f"latents.{last}", latents[0].cpu().clone())
+        check_agreement(latents, self.mesh, f"latents before step {last} of {sampling.steps}")
         yield DoneEvent(latents[0].cpu())
 
     def decode(self, latents: Tensor | NDArray[np.float32], num_frames: int) -> Iterator[NDArray[np.uint8]]:
@@ -169,6 +186,9 @@ class WanPipeline:
             "boundary_ratio": spec.boundary_ratio,
             "decode": self.options.decode,
             "kernels": backend.current(),
+            "attention": self.options.attention,
+            "mesh": layout.describe(self.mesh.layout),
+            "load": self.load_report,
             "limits": {
                 "size_multiple": spec.size_multiple,
                 "max_tokens": spec.max_tokens,
@@ -218,6 +238,11 @@ class WanPipeline:
         model = self.experts.model(stage)
         time = torch.tensor([timestep], dtype=torch.float32, device=self.device.torch_device)
         guidance = clip.guidance(stage)
+        if guidance is not None and not self.mesh.cfg.is_trivial:
+            own = self.mesh.cfg.index
+            keys = self.experts.text_keys(stage, own, clip.texts[own : own + 1])
+            positive, negative = gather_blocks(model(latents, time, keys, clip.rope), self.mesh.cfg)
+            return negative + guidance * (positive - negative)
         texts = clip.texts[:1] if guidance is None else clip.texts
         batched = self.device.name == "cpu" and clip.rope[0].shape[0] <= BATCHED_TOKENS
         batches = [texts] if batched else [[handle] for handle in texts]

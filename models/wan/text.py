@@ -9,9 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from models.checkpoint_files import read_json
 from models.device import Device
+from models.parallel.mesh import Mesh
+from models.parallel.tensor import sharding
 from models.umt5.model import Umt5Encoder
-from models.umt5.spec import MAX_TOKENS
+from models.umt5.parallelize import PLAN, largest_axis, parallelize
+from models.umt5.spec import MAX_TOKENS, umt5_spec
 from models.umt5.tokenizer import PromptTokenizer
 from models.umt5.weights import load_umt5
 
@@ -52,9 +56,11 @@ class TextEncoder:
         self._cached: OrderedDict[str, TextHandle] = OrderedDict()
 
     @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype, device: Device, cache_bytes: int) -> "TextEncoder":
+    def load(cls, folder: Path, dtype: torch.dtype, device: Device, cache_bytes: int, mesh: Mesh) -> "TextEncoder":
         """Tokenizer and encoder of a checkpoint folder; raises ModelError("checkpoint" or "unsupported")."""
-        model = load_umt5(folder / "text_encoder", dtype).to(device.torch_device)
+        axis = largest_axis(umt5_spec(read_json(folder / "text_encoder" / "config.json")), mesh)
+        model = load_umt5(folder / "text_encoder", dtype, sharding(PLAN, axis)).to(device.torch_device)
+        parallelize(model, axis)
         return cls(PromptTokenizer.load(folder / "tokenizer"), model, device, cache_bytes)
 
     def encode(self, prompt: str, long_prompt: str) -> TextHandle:
