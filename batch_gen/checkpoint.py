@@ -90,7 +90,9 @@ def read_facts(folder: Path) -> dict[str, Any]:
     vae = _read_json(folder / "vae" / "config.json")
     missing = [part for part in ("text_encoder", "tokenizer", "scheduler") if not (folder / part).is_dir()]
     if missing:
-        raise CheckpointError(f"{folder}: not a complete checkpoint in diffusers layout: no folder {', '.join(missing)}")
+        raise CheckpointError(
+            f"{folder}: not a complete checkpoint in diffusers layout: no folder {', '.join(missing)}"
+        )
     stray = sorted(path.name for path in folder.rglob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
     if stray and not any(folder.rglob("*.safetensors")):
         raise CheckpointError(f"{folder}: holds {stray[0]}; weights load from safetensors only: convert it first")
@@ -133,16 +135,17 @@ def _folder_of(name: str) -> Path:
 
 def _build_tiny() -> Path:
     """Build the random checkpoint once per machine, in a process of its own: building needs torch."""
-    target = cache_folder() / "checkpoints" / "tiny-1"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(target.with_suffix(".lock")):
-        if not (target / "model_index.json").exists():
-            code = "import sys; from pathlib import Path; from models.wan.tiny import ensure_tiny; ensure_tiny(Path(sys.argv[1]))"
-            command = [sys.executable, "-c", code, str(target)]
-            done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
-            if done.returncode != 0:
-                raise CheckpointError(f"the tiny checkpoint could not be built: {done.stderr.strip().splitlines()[-1:]}")
-    return target
+    folder = cache_folder() / "checkpoints"
+    code = "import sys, pathlib, models.wan.tiny as tiny; print(tiny.ensure_tiny(pathlib.Path(sys.argv[1])))"
+    folder.mkdir(parents=True, exist_ok=True)
+    known = sorted(folder.glob("tiny-default-*/model_index.json"))
+    if known:
+        return known[-1].parent
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    if done.returncode != 0:
+        raise CheckpointError(f"the tiny checkpoint could not be built: {done.stderr.strip()[-500:]}")
+    return Path(done.stdout.strip().splitlines()[-1])
 
 
 def _limits_of(name: str, facts: dict[str, Any]) -> ModelLimits:

@@ -148,7 +148,9 @@ def models(as_json: bool) -> int:
 @click.option("--dedupe", is_flag=True, help="Drop rows that are equal to an earlier one.")
 @click.option("--grid", multiple=True, help="Sweep a column, e.g. --grid seed=1..4 --grid guidance_high=3,4,5.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was mapped as JSON.")
-def import_(source: tuple[str, ...], destination: str, engine: str | None, dedupe: bool, grid: tuple[str, ...], as_json: bool) -> int:
+def import_(
+    source: tuple[str, ...], destination: str, engine: str | None, dedupe: bool, grid: tuple[str, ...], as_json: bool
+) -> int:
     """Turn text, CSV, JSONL or foreign Parquet files into a canonical manifest.
 
     \b

@@ -1,4 +1,4 @@
-"""Settings of a run: preset + profile < `--config job.yaml` < flags; a manifest cell and `--override` come later, per row.
+"""Settings of a run: preset + profile < `--config job.yaml` < flags; manifest cells and `--override` follow, per row.
 
 One frozen model holds every setting of `flags.py`; YAML keys equal flag names; nothing else is accepted.
 """
@@ -119,7 +119,7 @@ class Settings(BaseModel):
     @classmethod
     def _max_failures(cls, value: str) -> str:
         number = float(value)
-        if number < 0 or number != number:
+        if not number >= 0:
             raise ValueError("must be a count such as 20 or a share such as 0.5")
         return value
 

@@ -99,7 +99,9 @@ def guard_names() -> None:
         origin = Path(spec.origin).resolve() if spec and spec.origin else None
         expected = PACKAGE_ROOT / name / "__init__.py"
         if origin != expected:
-            raise EnvironmentFault(f"import name {name!r} resolves to {origin}, expected {expected}; remove the other one")
+            raise EnvironmentFault(
+                f"import name {name!r} resolves to {origin}, expected {expected}; remove the other one"
+            )
 
 
 def _number(name: str) -> int | None:

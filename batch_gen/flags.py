@@ -72,8 +72,12 @@ OPERATIONAL: tuple[Flag, ...] = (
     Flag("chunk-requests", "int", None, "operational", "Requests in one chunk at most (1..64)."),
     Flag("lease-ttl", "float", 180.0, "operational", "Seconds without a renewal after which a lease may be taken."),
     Flag("continue", "bool", False, "operational", "Retire a stop.json and go on."),
-    Flag("keep-latents", "bool", False, "operational", "Keep final latents, so that a failed decode resumes from them."),
-    Flag("max-failures", "str", "0.5", "operational", "Stop when this many clips (or this share of the last 100) fail."),
+    Flag(
+        "keep-latents", "bool", False, "operational", "Keep final latents, so that a failed decode resumes from them."
+    ),
+    Flag(
+        "max-failures", "str", "0.5", "operational", "Stop when this many clips (or this share of the last 100) fail."
+    ),
     Flag("ok-with-quarantine", "bool", False, "operational", "Exit 0 although clips were quarantined."),
     Flag("drain-budget", "float", 25.0, "operational", "Seconds to finish after SIGTERM."),
     Flag("max-hours", "float", None, "operational", "Stop (exit 4) after this many hours."),

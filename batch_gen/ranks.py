@@ -91,9 +91,9 @@ class PipelineEngine:
         """Encode prompts and negatives; equal texts are computed once (LRU)."""
         handles = self._pipeline.text([request.prompt for request in requests])
         self._pipeline.text([request.negative_prompt for request in requests])
-        tokens = [handle.tokens for handle in handles]
+        tokens = [handle.num_tokens for handle in handles]
         truncated = [handle.truncated for handle in handles]
-        yield Done(tuple(handle.key for handle in handles), {"tokens": tokens, "truncated": truncated})
+        yield Done(tuple(handle.id for handle in handles), {"tokens": tokens, "truncated": truncated})
 
     def denoise(self, request: RenderRequest, text: str, options: DenoiseOptions = ALL_STEPS) -> Events:
         """Denoise one clip."""
@@ -104,11 +104,11 @@ class PipelineEngine:
         start = (options.start[0], _tensor(options.start[1])) if options.start else None
         for event in self._pipeline.denoise(_sampling(request), start=start, stop=options.stop, taps=taps):
             if isinstance(event, StepEvent):
-                yield Step(event.index, event.total)
+                yield Step(event.index + 1, event.total, event.stage)
             elif isinstance(event, TapEvent):
-                yield Tap(event.name, event.array.float().cpu().numpy())
+                yield Tap(event.name, event.value.numpy())
             elif isinstance(event, DoneEvent):
-                yield Done(event.latents.float().cpu().numpy(), {})
+                yield Done(event.latents.numpy(), {})
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
         """Decode latents to slabs; ranks other than 0 yield none."""
@@ -124,7 +124,9 @@ class PipelineEngine:
 
     def describe(self) -> dict[str, Any]:
         """What was loaded."""
-        return {"engine": "pipeline", **self._pipeline.describe()}
+        facts = self._pipeline.describe()
+        mode = facts["decode"]
+        return {"engine": "pipeline", **facts, "decode": mode if isinstance(mode, dict) else {"mode": mode}}
 
     def close(self) -> None:
         """The process ends with its memory."""
@@ -156,7 +158,9 @@ def main(argument: str) -> int:
     return 0
 
 
-def build_pipeline_engine(spec: PipelineSpec, control_ranks: int = 1, rank: int = 0, folder: str = "") -> tuple[Engine, Control]:
+def build_pipeline_engine(
+    spec: PipelineSpec, control_ranks: int = 1, rank: int = 0, folder: str = ""
+) -> tuple[Engine, Control]:
     """Load the pipeline on this rank.
 
     Args:
@@ -165,24 +169,17 @@ def build_pipeline_engine(spec: PipelineSpec, control_ranks: int = 1, rank: int 
         rank: this rank.
         folder: where the ranks meet (a file), when there are several.
     """
-    from models.device import open_device
     from models.wan.pipeline import PipelineOptions, WanPipeline
 
-    device = open_device(spec.device, kernels=spec.kernels, compile_mode=spec.compile)
-    options = PipelineOptions(
-        dtype=spec.dtype,
-        solver=spec.solver,
-        decode=spec.decode,
-        attention=spec.attention,
-        long_prompt=spec.long_prompt,
-        text_cache_bytes=spec.text_cache_bytes,
-        device=device,
-    )
+    names = ("dtype", "solver", "decode", "attention", "long_prompt", "text_cache_bytes", "device")
+    options = PipelineOptions(**{name: getattr(spec, name) for name in names})
     if control_ranks == 1:
         return PipelineEngine(WanPipeline.load(Path(spec.model), options)), Alone()
     from models.parallel.mesh import open_mesh
 
-    mesh = open_mesh(spec.mesh, layout=spec.layout, rank=rank, rendezvous=Path(folder) / "rendezvous", device=device)
+    mesh = open_mesh(
+        spec.mesh, layout=spec.layout, rank=rank, rendezvous=Path(folder) / "rendezvous", device=spec.device
+    )
     return PipelineEngine(WanPipeline.load(Path(spec.model), options, mesh)), mesh.control()
 
 

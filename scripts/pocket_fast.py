@@ -62,9 +62,7 @@ def noise(seeds: range) -> Tensor:
 @torch.no_grad()
 def sample(parts: Parts, prompts: list[str], settings: Settings, latents: Tensor) -> Tensor:
     """Denoise B prompts from noise [B, 16, T, h, w] to normalised latents of that shape."""
-    solver = UniPCMultistepScheduler(
-        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=settings.shift
-    )
+    solver = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=settings.shift)
     solver.set_timesteps(settings.steps)
     count = len(prompts)
     tokens = parts.tokenizer([*prompts, *[spec.NEGATIVE_PROMPT] * count], padding=True, return_tensors="pt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -18,8 +19,8 @@ SPACE = "\u2581"
 WIDTH = 128
 
 
-def make_tokenizer(folder: Path) -> None:
-    """A unigram tokenizer: the grammar's words, letters, and bytes for any other text."""
+def make_tokenizer(work: Path, log: Callable[[str], None]) -> None:
+    """Stage `tokenizer`: a unigram tokenizer: the grammar's words, letters, and bytes for any other text."""
     pieces = [(PAD, 0.0), (EOS, 0.0), (UNKNOWN, 0.0)]
     pieces += [(f"<0x{byte:02X}>", -14.0) for byte in range(256)]
     pieces += [(SPACE + word, -4.0) for word in _words()]
@@ -41,7 +42,8 @@ def make_tokenizer(folder: Path) -> None:
         unk_token=UNKNOWN,
         model_max_length=MAX_LENGTH,
         padding_side="right",
-    ).save_pretrained(folder)
+    ).save_pretrained(work / "tokenizer")
+    log(f"{len(pieces)} pieces")
 
 
 def _words() -> list[str]:

@@ -98,9 +98,7 @@ def make_latents(work: Path, log: Callable[[str], None]) -> None:
     torch.save({"latents": latents, "mean": mean, "deviation": deviation}, work / "latents.pt")
 
 
-def _encode_clips(
-    vae: AutoencoderKLWan, side: int, count: int, log: Callable[[str], None], batch: int = 4
-) -> Tensor:
+def _encode_clips(vae: AutoencoderKLWan, side: int, count: int, log: Callable[[str], None], batch: int = 4) -> Tensor:
     """Posterior means [count, 16, 5, side/8, side/8] float32 of fresh scenes."""
     rng = np.random.default_rng(side)
     captions = grammar.training()
@@ -148,9 +146,7 @@ def train_experts(work: Path, log: Callable[[str], None]) -> None:
         torch.save(model.dit.state_dict(), work / f"expert-{name}.pt")
 
 
-def fit(
-    model: Denoiser, run: Run, data: Data, seed: int, log: Callable[[str], None], work: Path | None = None
-) -> None:
+def fit(model: Denoiser, run: Run, data: Data, seed: int, log: Callable[[str], None], work: Path | None = None) -> None:
     """Train in place; the weights end as their moving average."""
     pocket_dit.use_compiled_blocks()
     wanted = [p for p in model.parameters() if p.requires_grad]
@@ -203,8 +199,10 @@ def noise_levels(run: Run, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     if (run.low, run.high) != (0.0, 1.0):
         off = torch.rand(run.batch, generator=rng) < OFF_SIDE_SHARE
         w = torch.rand(run.batch, generator=rng)
-        other = w * (run.low - OFF_SIDE_MARGIN) if run.low > 0 else run.high + OFF_SIDE_MARGIN + w * (
-            1 - run.high - OFF_SIDE_MARGIN
+        other = (
+            w * (run.low - OFF_SIDE_MARGIN)
+            if run.low > 0
+            else run.high + OFF_SIDE_MARGIN + w * (1 - run.high - OFF_SIDE_MARGIN)
         )
         sigma = torch.where(off, other, sigma)
     return sigma.clamp(1e-3, 1), off

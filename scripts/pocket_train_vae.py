@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from torch import Tensor
 
+import pocket_pair
 import pocket_vae
 from models.pocket import draw, grammar
 
@@ -49,29 +50,27 @@ def train_frames(work: Path, log: Callable[[str], None]) -> None:
     """Stage `vae-frames`: from nothing to an autoencoder of single frames."""
     torch.manual_seed(1)
     vae = AutoencoderKLWan(**CONFIG)
-    fit(vae, FRAMES_PHASE, seed=1, log=log)
-    torch.save(vae.state_dict(), work / "vae-frames.pt")
+    fit(vae, FRAMES_PHASE, 1, log, work / "vae-frames.pt")
 
 
 def train_clips(work: Path, log: Callable[[str], None]) -> None:
     """Stage `vae-clips`: inflate the frame autoencoder in time and train it on clips."""
     torch.manual_seed(2)
-    vae = AutoencoderKLWan(**CONFIG)
-    vae.load_state_dict(torch.load(work / "vae-frames.pt"))
+    vae = load(work, "vae-frames.pt")
     pocket_vae.inflate(vae)
     for index, phase in enumerate(CLIP_PHASES):
-        fit(vae, phase, seed=20 + index, log=log, snapshot=work / "vae-partial.pt")
-    torch.save(vae.state_dict(), work / "vae-clips.pt")
+        fit(vae, phase, 20 + index, log, work / f"vae-clips-{index}.pt")
+    if pocket_pair.is_first():
+        (work / f"vae-clips-{index}.pt").rename(work / "vae-clips.pt")
 
 
-def fit(
-    vae: AutoencoderKLWan, phase: Phase, seed: int, log: Callable[[str], None], snapshot: Path | None = None
-) -> None:
-    """Train in place; the weights end as their moving average."""
+def fit(vae: AutoencoderKLWan, phase: Phase, seed: int, log: Callable[[str], None], result: Path) -> None:
+    """Train in place; the weights end as their moving average, which also goes to `result`."""
     pocket_vae.use_compiled_norm()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=phase.peak, betas=(0.9, 0.98), weight_decay=1e-3)
     average = deepcopy(vae)
-    clips = batches(phase, np.random.default_rng(seed))
+    torch.manual_seed(1000 * seed + pocket_pair.rank())
+    clips = batches(phase, np.random.default_rng([seed, pocket_pair.rank()]))
     begin, seen = time.time(), 0.0
     for step in range(phase.steps):
         for group in optimizer.param_groups:
@@ -79,17 +78,19 @@ def fit(
         loss = reconstruction(vae, next(clips), phase.noise)
         optimizer.zero_grad()
         loss.backward()
+        pocket_pair.average_gradients(vae)
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
         blend(average, vae, min(0.995, step / (step + 20)))
         seen = loss.item() if step == 0 else 0.98 * seen + 0.02 * loss.item()
-        if step % 100 == 99 or step + 1 == phase.steps:
+        if step % 50 == 49:
             log(f"step {step + 1}/{phase.steps} loss {seen:.4f} {time.time() - begin:.0f} s")
-        if step % 400 == 399 or step + 1 == phase.steps:
-            log(f"  PSNR of 8 clips: {psnr(average, phase.frames):.2f} dB")
-            if snapshot is not None:
-                torch.save(average.state_dict(), snapshot)
+        if (step % 300 == 299 or step + 1 == phase.steps) and pocket_pair.is_first():
+            log(f"  PSNR of 4 clips: {psnr(average, phase.frames):.2f} dB")
+            torch.save(average.state_dict(), result.with_suffix(".partial"))
     vae.load_state_dict(average.state_dict())
+    if pocket_pair.is_first():
+        result.with_suffix(".partial").rename(result)
 
 
 def load(work: Path, name: str = "vae-clips.pt") -> AutoencoderKLWan:
@@ -117,7 +118,10 @@ def batches(phase: Phase, rng: np.random.Generator) -> Iterator[Tensor]:
     """Endless [B, 3, T, side, side] in -1..1, channels last."""
     captions = grammar.training()
     while True:
-        clips = [window(captions[rng.integers(len(captions))], phase, rng) for _ in range(phase.batch)]
+        clips = [
+            window(captions[rng.integers(len(captions))], phase, rng)
+            for _ in range(-(-phase.batch // pocket_pair.size()))
+        ]
         yield to_tensor(np.stack(clips))
 
 
@@ -163,7 +167,7 @@ def edge_weight(video: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def psnr(vae: AutoencoderKLWan, frames: int, count: int = 8, side: int = 128) -> float:
+def psnr(vae: AutoencoderKLWan, frames: int, count: int = 4, side: int = 128) -> float:
     """Mean PSNR in dB over drawn clips of held-out captions, round trip in float32."""
     rng = np.random.default_rng(99)
     captions = grammar.held_out()

@@ -10,15 +10,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
-
+import pocket_pair
 import pocket_export  # noqa: E402
 import pocket_text  # noqa: E402
 import pocket_train_dit  # noqa: E402
 import pocket_train_vae  # noqa: E402
 
 STAGES = {
-    "tokenizer": (lambda work, log: pocket_text.make_tokenizer(work / "tokenizer"), "tokenizer"),
+    "tokenizer": (pocket_text.make_tokenizer, "tokenizer"),
     "vae-frames": (pocket_train_vae.train_frames, "vae-frames.pt"),
     "vae-clips": (pocket_train_vae.train_clips, "vae-clips.pt"),
     "latents": (pocket_train_dit.make_latents, "latents.pt"),
@@ -32,16 +31,14 @@ def main() -> None:
     """Run every stage whose result is not there yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache/batch-gen/train-pocket")
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(options.threads)
     for name, (stage, result) in STAGES.items():
         if (options.work / result).exists():
             print(f"{name}: done before", flush=True)
             continue
         begin = time.time()
-        stage(options.work, lambda line, name=name: print(f"{name}: {line}", flush=True))
+        pocket_pair.run(stage, options.work, name)
         print(f"{name}: finished in {(time.time() - begin) / 60:.1f} minutes", flush=True)
 
 

@@ -9,7 +9,18 @@ from batch_gen.cli import app, invoke
 from batch_gen.flags import FLAGS, OPERATIONAL, SEMANTIC
 
 ROOT = Path(__file__).resolve().parents[2]
-SEMANTIC_FLAGS = {"model", "preset", "dtype", "solver", "decode", "codec", "crf", "file-metadata", "long-prompt", "run-seed"}
+SEMANTIC_FLAGS = {
+    "model",
+    "preset",
+    "dtype",
+    "solver",
+    "decode",
+    "codec",
+    "crf",
+    "file-metadata",
+    "long-prompt",
+    "run-seed",
+}
 OPERATIONAL_FLAGS = {
     "out", "profile", "config", "device", "mesh", "replicas", "attention", "kernels", "compile", "threads", "scratch",
     "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",

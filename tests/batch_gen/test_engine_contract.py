@@ -121,7 +121,11 @@ def test_a_failed_clip_leaves_the_engine_usable(made, tmp_path):
 
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
-    [("exit", "engine_died", "exited with code 9"), ("device", "device", "planted device error"), ("error", "engine_died", "RuntimeError: planted error")],
+    [
+        ("exit", "engine_died", "exited with code 9"),
+        ("device", "device", "planted device error"),
+        ("error", "engine_died", "RuntimeError: planted error"),
+    ],
 )
 def test_a_dead_rank_is_engine_lost_with_its_cause(tmp_path, fault, kind, words):
     """A rank that exits, raises or reports its device is EngineLost with stage and cause, and no process stays."""

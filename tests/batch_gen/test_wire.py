@@ -42,7 +42,9 @@ def test_object_arrays_are_refused(pair):
         wire.send(pair[0], {}, [np.array([object()])])
 
 
-@pytest.mark.parametrize("item", [{"dtype": "object", "shape": [1]}, {"dtype": "uint8", "shape": [-1]}, {"dtype": "uint8", "shape": [2**40]}])
+@pytest.mark.parametrize(
+    "item", [{"dtype": "object", "shape": [1]}, {"dtype": "uint8", "shape": [-1]}, {"dtype": "uint8", "shape": [2**40]}]
+)
 def test_foreign_array_descriptions_are_refused(pair, item):
     """A message with another dtype, a negative or an absurd size is refused before memory is taken."""
     import json

@@ -58,7 +58,9 @@ def depth(node, level=0):
 def test_no_function_is_long():
     """No function is longer than 60 lines, no NKI kernel longer than 120, docstrings not counted."""
     limit = lambda name: MAX_KERNEL_LINES if name.endswith("_nki.py") else MAX_FUNCTION_LINES  # noqa: E731
-    long = [f"{name}:{node.lineno} {node.name} {length(node)}" for name, node in functions() if length(node) > limit(name)]
+    long = [
+        f"{name}:{node.lineno} {node.name} {length(node)}" for name, node in functions() if length(node) > limit(name)
+    ]
     assert not long, "split these functions: " + ", ".join(long)
 
 
@@ -82,7 +84,9 @@ def test_no_file_is_long(package):
 
 def test_nesting_is_shallow():
     """Control flow nests at most four deep."""
-    deep = [f"{name}:{node.lineno} {node.name} {depth(node)}" for name, node in functions() if depth(node) > MAX_NESTING]
+    deep = [
+        f"{name}:{node.lineno} {node.name} {depth(node)}" for name, node in functions() if depth(node) > MAX_NESTING
+    ]
     assert not deep, "flatten these functions: " + ", ".join(deep)
 
 
@@ -90,7 +94,9 @@ def test_public_tensor_functions_give_shapes():
     """Public modules of models and kernels that take tensors say shapes in brackets somewhere in their docstring."""
     silent = []
     for name, node in functions():
-        if not name.startswith(("models/wan/model", "models/vae/model", "models/umt5/model", "kernels/")) or name.endswith("_nki.py"):
+        if not name.startswith(
+            ("models/wan/model", "models/vae/model", "models/umt5/model", "kernels/")
+        ) or name.endswith("_nki.py"):
             continue
         takes = any("Tensor" in ast.unparse(arg.annotation) for arg in node.args.args if arg.annotation)
         doc = ast.get_docstring(node)

@@ -57,9 +57,18 @@ def test_the_command_line_loads_no_torch(arguments):
 def test_the_repository_speaks_of_itself_alone():
     """No absolute paths of one machine, no registry hosts, no unfinished marks."""
     dot = r"\."
-    words = [f"/wo{'rk'}/main", f"bash{'_'}jobs", f"files{dot}python{'hosted'}", f"registry{dot}npm{'js'}", "TO" + "DO", "FIX" + "ME"]
+    words = [
+        f"/wo{'rk'}/main",
+        f"bash{'_'}jobs",
+        f"files{dot}python{'hosted'}",
+        f"registry{dot}npm{'js'}",
+        "TO" + "DO",
+        "FIX" + "ME",
+    ]
     pattern = "|".join(words)
-    done = subprocess.run(["git", "grep", "-nIE", pattern, "--", "."], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "grep", "-nIE", pattern, "--", "."], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.stdout == ""
 
 

@@ -26,7 +26,10 @@ def test_every_test_can_fail():
     for name, node in all_tests():
         checks = any(
             isinstance(child, ast.Assert)
-            or (isinstance(child, ast.Call) and any(word in ast.unparse(child.func) for word in ("raises", "warns", "assert", "check", "expect")))
+            or (
+                isinstance(child, ast.Call)
+                and any(word in ast.unparse(child.func) for word in ("raises", "warns", "assert", "check", "expect"))
+            )
             for child in ast.walk(node)
         )
         if not checks:
@@ -41,6 +44,8 @@ def test_skips_are_listed():
     unlisted = [
         path.relative_to(ROOT).as_posix()
         for path in sorted((ROOT / "tests").rglob("*.py"))
-        if path != Path(__file__) and any(mark in path.read_text("utf-8") for mark in marks) and path.relative_to(ROOT).as_posix() not in listed
+        if path != Path(__file__)
+        and any(mark in path.read_text("utf-8") for mark in marks)
+        and path.relative_to(ROOT).as_posix() not in listed
     ]
     assert not unlisted, "docs/testing.md must list: " + ", ".join(unlisted)

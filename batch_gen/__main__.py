@@ -1,0 +1,5 @@
+"""`python -m batch_gen`."""
+
+from batch_gen.cli import main
+
+main()

@@ -1,0 +1,96 @@
+"""When a worker must stop: signals, a deadline, or a message; one flag that everything looks at.
+
+SIGTERM and the first SIGINT ask for a drain: claim nothing new, finish what fits, release, exit 75. A second SIGINT
+ends at once. A hard guard ends the process when the drain itself hangs: interpreters may hang at exit in native code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from batch_gen.errors import EXIT_AGAIN
+
+GRACE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReason:
+    """Why, and until when (monotonic seconds)."""
+
+    text: str
+    deadline_s: float
+
+
+class Drain:
+    """The flag. Thread-safe; the first reason stands, a nearer deadline replaces a later one."""
+
+    def __init__(self, budget_s: float, now: Callable[[], float] = time.monotonic) -> None:
+        self.budget_s = budget_s
+        self._now = now
+        self._reason: DrainReason | None = None
+        self._asked = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def reason(self) -> DrainReason | None:
+        """The reason, None while nobody asked."""
+        return self._reason
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked."""
+        return self._asked.is_set()
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds to the deadline; infinite while nobody asked."""
+        return float("inf") if self._reason is None else self._reason.deadline_s - self._now()
+
+    def request(self, text: str, budget_s: float | None = None) -> None:
+        """Ask to stop within `budget_s` seconds (default: the drain budget)."""
+        deadline = self._now() + (self.budget_s if budget_s is None else budget_s)
+        with self._lock:
+            if self._reason is None:
+                self._reason = DrainReason(text, deadline)
+            elif deadline < self._reason.deadline_s:
+                self._reason = DrainReason(self._reason.text, deadline)
+        self._asked.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep, but wake at once when somebody asks; True when somebody did."""
+        return self._asked.wait(seconds)
+
+
+def install_signals(drain: Drain) -> None:
+    """Turn SIGTERM and SIGINT into a drain, a second SIGINT into an immediate end, and arm the hard guard."""
+    seen_interrupt = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGINT and seen_interrupt.is_set():
+            os._exit(130)
+        if number == signal.SIGINT:
+            seen_interrupt.set()
+        # A signal handler must not take locks that the interrupted code may hold.
+        threading.Thread(target=_begin, args=(drain, signal.Signals(number).name), daemon=True).start()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+
+
+def _begin(drain: Drain, name: str) -> None:
+    drain.request(name)
+    guard_exit(drain.budget_s + GRACE_S)
+
+
+def guard_exit(after_s: float) -> None:
+    """End the process with 75 if it is still there after `after_s` seconds."""
+    timer = threading.Timer(after_s, os._exit, args=(EXIT_AGAIN,))
+    timer.daemon = True
+    timer.start()

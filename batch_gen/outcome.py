@@ -1,0 +1,148 @@
+"""What an attempt was, what it measured, and how that becomes a record and a row of metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from batch_gen import memory
+from batch_gen.commit import Receipt
+from batch_gen.encode import EncodedFile
+from batch_gen.layout import clip_key
+from batch_gen.records import FileEntry, Record
+from batch_gen.request import RenderRequest
+from batch_gen.verify import VerifyReport
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of a request: what to make and under which name it counts."""
+
+    request: RenderRequest
+    chunk: str
+    epoch: int
+    number: int
+    replica: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What every record of a run repeats."""
+
+    fingerprint: str
+    numerics_key: str
+    model: str
+    worker: str
+    versions: dict[str, str]
+    decode: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Clock:
+    """Seconds of one attempt, by stage; `mark` closes a stage."""
+
+    now: Callable[[], float] = time.monotonic
+    started_at: float = field(default_factory=time.time)
+    stages: dict[str, float] = field(default_factory=dict)
+    step_s: list[float] = field(default_factory=list)
+    _last: float = 0.0
+    _first: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._first = self._last = self.now()
+
+    def mark(self, stage: str) -> None:
+        """The time since the last mark belongs to `stage`."""
+        current = self.now()
+        self.stages[stage] = self.stages.get(stage, 0.0) + current - self._last
+        self._last = current
+
+    def step(self) -> None:
+        """One denoising step is over."""
+        current = self.now()
+        self.step_s.append(current - self._last - sum(self.step_s))
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the attempt started."""
+        return self.now() - self._first
+
+
+def make_record(
+    attempt: Attempt, encoded: EncodedFile, report: VerifyReport, facts: RunFacts, clock: Clock, info: dict[str, Any]
+) -> Record:
+    """The record of a verified file."""
+    request = attempt.request
+    key = clip_key(request.clip_id, encoded.path.suffix)
+    metrics = measured(clock, info) | {"decode": facts.decode, "model": facts.model}
+    metrics["flags"] = [str(flag) for flag in report.flags]
+    return Record(
+        clip_id=request.clip_id,
+        row_id=request.row_id,
+        sample=request.sample,
+        request=request.to_json(),
+        request_digest=request.digest,
+        fingerprint=facts.fingerprint,
+        numerics_key=facts.numerics_key,
+        frames_hash=encoded.frames_hash,
+        file=FileEntry(key=key, bytes=encoded.bytes, sha256=encoded.sha256),
+        timings={f"{stage}_s": round(seconds, 6) for stage, seconds in clock.stages.items()},
+        metrics=metrics,
+        | {"decode": facts.decode, "flags": [str(flag) for flag in report.flags], "model": facts.model},
+        attempt=attempt.number,
+        epoch=attempt.epoch,
+        worker=facts.worker,
+        versions=facts.versions,
+        extra=dict(request.extra),
+    )
+
+
+def measured(clock: Clock, info: dict[str, Any]) -> dict[str, Any]:
+    """What was counted and timed beside the stages."""
+    steps = np.array(clock.step_s or [0.0])
+    return {
+        "step_p50_s": round(float(np.percentile(steps, 50)), 6),
+        "step_p95_s": round(float(np.percentile(steps, 95)), 6),
+        "supervisor_peak_bytes": memory.peak_rss_bytes(),
+        "engine_peak_bytes": info.get("peak_rss_bytes"),
+        "tokens": (info.get("tokens") or [None])[0],
+        "truncated": (info.get("truncated") or [None])[0],
+    }
+
+
+def clip_metrics(attempt: Attempt, receipt: Receipt, clock: Clock, info: dict[str, Any], url: str) -> dict[str, Any]:
+    """One row of the metrics part, by the schema in tables.py."""
+    request, record = attempt.request, receipt.record
+    sampling = request.to_json()
+    wanted = ("prompt", "seed", "width", "height", "num_frames", "fps", "steps")
+    wanted += ("guidance_high", "guidance_low", "flow_shift", "preset", "clip_id", "row_id", "sample")
+    row = {name: sampling[name] for name in wanted}
+    row |= {name: value for name, value in measured(clock, info).items() if value is not None}
+    row |= {f"{stage}_s": seconds for stage, seconds in clock.stages.items()}
+    row |= {
+        "status": receipt.outcome,
+        "url": f"{url}/{record.file.key}",
+        "key": record.file.key,
+        "frames_hash": record.frames_hash,
+        "bytes": record.file.bytes,
+        "sha256": record.file.sha256,
+        "duration_s": request.duration_s,
+        "total_s": clock.total_s,
+        "attempt": attempt.number,
+        "epoch": attempt.epoch,
+        "worker": record.worker,
+        "replica": attempt.replica,
+        "chunk": attempt.chunk,
+        "flags": record.metrics.get("flags"),
+        "request_digest": record.request_digest,
+        "fingerprint": record.fingerprint,
+        "numerics_key": record.numerics_key,
+        "started_at": int(clock.started_at * 1000),
+        "finished_at": int(time.time() * 1000),
+        "extra": dict(request.extra),
+    }
+    return row

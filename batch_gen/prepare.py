@@ -1,0 +1,165 @@
+"""What `run`, `plan` and `validate` do alike before anything is spent: settings, checkpoint, checked manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from batch_gen import checkpoint as checkpoints
+from batch_gen.checkpoint import Checkpoint
+from batch_gen.chunks import PlanRow
+from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, read_job_file, resolve
+from batch_gen.errors import ConfigError, UsageError
+from batch_gen.manifest import (
+    Manifest,
+    ManifestOptions,
+    ManifestSource,
+    local_source,
+    parse_overrides,
+    read_ids,
+    read_manifest,
+)
+from batch_gen.request import SamplingDefaults
+from batch_gen.storage.base import StoreOptions, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything that is known before the first weight is read."""
+
+    settings: Settings
+    preset: Preset
+    checkpoint: Checkpoint
+    manifest: Manifest
+    inputs: str
+
+    def rows(self) -> Iterator[PlanRow]:
+        """The wanted requests with their places, anew at every call."""
+        for location, request in self.manifest.iter_located_requests():
+            source = self.manifest.files[location.file_index].source.name
+            yield PlanRow(request, source, location.row_group, location.row)
+
+    def fingerprint_settings(self) -> dict[str, Any]:
+        """The settings that form the run's fingerprint."""
+        return {"checkpoint": self.checkpoint.digest, **self.settings.semantic()}
+
+
+def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
+    """Resolve settings, find the checkpoint and check the whole manifest.
+
+    Args:
+        sources: manifest files, folders or s3:// URLs.
+        given: the flags that somebody set, by key.
+
+    Raises:
+        UsageError, ConfigError, CheckpointError, ManifestError: exit code 2; nothing was started.
+    """
+    layers = {**read_job_file(given.get("config")), **given}
+    out = str(layers.get("out") or default_out(sources))
+    layers["out"] = out
+    layers["model"] = str(layers.get("model") or checkpoints.default_model(out))
+    checkpoint = checkpoints.open_checkpoint(layers["model"])
+    preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
+    settings = resolve(layers, preset, str(layers.get("profile") or default_profile()))
+    options = manifest_options(settings, preset, checkpoint)
+    manifest = read_manifest(manifest_sources(sources, settings), preset.sampling, checkpoint.limits, options)
+    return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset))
+
+
+def default_out(sources: Sequence[str]) -> str:
+    """`./<manifest stem>-out`."""
+    if not sources:
+        raise UsageError("no manifest given; example: batch-gen run manifest.parquet")
+    return f"{Path(sources[0].rstrip('/')).stem}-out"
+
+
+def manifest_options(settings: Settings, preset: Preset, checkpoint: Checkpoint) -> ManifestOptions:
+    """How the manifest is read under these settings."""
+    return ManifestOptions(
+        run_seed=settings.run_seed,
+        preset=preset.name,
+        presets=row_presets(preset, checkpoint),
+        overrides=parse_overrides(settings.override, checkpoint.limits),
+        where=settings.where,
+        ids=read_ids(Path(settings.ids)) if settings.ids else None,
+        limit=settings.limit,
+        fold_case=not settings.out.startswith("s3://"),
+        count_tokens=None if settings.no_token_check else token_counter(checkpoint),
+        long_prompt=settings.long_prompt,
+    )
+
+
+def row_presets(preset: Preset, checkpoint: Checkpoint) -> dict[str, SamplingDefaults]:
+    """Presets that a row may name: those that differ from the run's in sampling values alone."""
+    found = {}
+    for name in preset_names():
+        other = load_preset(name, checkpoint.preset)
+        if (other.architecture, other.dtype, other.solver) == (preset.architecture, preset.dtype, preset.solver):
+            found[name] = other.sampling
+    return found
+
+
+def token_counter(checkpoint: Checkpoint) -> Any:
+    """Counts tokens with the checkpoint's own tokenizer, without torch; None where it has no tokenizer.json."""
+    if checkpoint.folder is None or not (checkpoint.folder / "tokenizer" / "tokenizer.json").exists():
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoint.folder / "tokenizer" / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def count(prompts: Sequence[str]) -> list[int]:
+        return [len(encoding.ids) for encoding in tokenizer.encode_batch_fast(list(prompts))]
+
+    return count
+
+
+def manifest_sources(sources: Sequence[str], settings: Settings) -> list[ManifestSource]:
+    """Local files as they are; files on S3 are copied to this machine first."""
+    if not sources:
+        raise UsageError("no manifest given; example: batch-gen run manifest.parquet")
+    return [_fetched(source, settings) if source.startswith("s3://") else local_source(source) for source in sources]
+
+
+def store_options(settings: Settings) -> StoreOptions:
+    """How the settings want stores to be reached."""
+    return StoreOptions(endpoint_url=settings.s3_endpoint, checksum=settings.s3_checksum)
+
+
+def inputs_digest(manifest: Manifest, settings: Settings, preset: Preset) -> str:
+    """Digest of the manifest's bytes and of everything that selects and fills its rows."""
+    digest = hashlib.sha256()
+    for file in manifest.files:
+        with file.source.path.open("rb") as body:
+            digest.update(hashlib.file_digest(body, "sha256").digest())
+    selection = [settings.limit, settings.where, list(settings.override), settings.run_seed]
+    selection += [Path(settings.ids).read_text("utf-8-sig") if settings.ids else None, str(preset.sampling)]
+    digest.update(json.dumps(selection).encode())
+    return digest.hexdigest()
+
+
+def _fetched(url: str, settings: Settings) -> ManifestSource:
+    root, _, name = url.rpartition("/")
+    folder = Path(tempfile.mkdtemp(prefix="batch-gen-manifest-"))
+    store = open_store(root, store_options(settings))
+    if not name or name == "/":
+        raise ConfigError(f"{url}: expected the URL of a Parquet file")
+    if store.download(name, folder / name) is None:
+        return _fetched_folder(url, settings, folder)
+    return ManifestSource(folder / name, url, root)
+
+
+def _fetched_folder(url: str, settings: Settings, folder: Path) -> ManifestSource:
+    store = open_store(url, store_options(settings))
+    keys = [listed.key for listed in store.list("") if listed.key.endswith(".parquet") and "/" not in listed.key]
+    if not keys:
+        raise UsageError(f"{url}: no such manifest")
+    for key in keys:
+        store.download(key, folder / key)
+    return ManifestSource(folder, url, url)
