@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from batch_gen.rules import FRAMES_STEP, MAX_SEED, NTSC, SERVED_BY
+from batch_gen.rules import FRAMES_STEP, MAX_INT32, MAX_SEED, NTSC, SERVED_BY
 
 if TYPE_CHECKING:
     from batch_gen.rules import Check, Rule
 
 MAX_VALUE_CHARS: Final = 60
+FLOAT32_SLACK: Final = 2e-5
 LAST_WITHOUT_FIRST: Final = "needs a first image too; fill the column image"
 
 
@@ -102,6 +103,8 @@ def _explain_range(check: Check, value: object) -> str:
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number):
         return "must be a finite number"
+    if check.high == MAX_INT32 and number < check.low:
+        return f"must be at least {check.low:.0f}"
     if math.isinf(check.high):
         return f"must be above {check.low:g}" if check.open_low else f"must be at least {check.low:g}"
     nearest = check.low if number < check.low else check.high
@@ -147,7 +150,11 @@ def parse_fps(value: object) -> Fraction:
 def _fps_fraction(value: object) -> Fraction:
     if isinstance(value, Fraction):
         return value
+    if isinstance(value, float) and value.is_integer():
+        return Fraction(int(value))
     text = str(value).strip()
+    if isinstance(value, float) and abs(value - round(value, 3)) < FLOAT32_SLACK:
+        text = str(round(value, 3))  # 23.976 that went through float32 is 23.97599983
     if text in NTSC:
         return NTSC[text]
     return Fraction(text)
