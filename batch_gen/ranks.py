@@ -175,12 +175,13 @@ def build_pipeline_engine(
     options = PipelineOptions(**{name: getattr(spec, name) for name in names})
     if control_ranks == 1:
         return PipelineEngine(WanPipeline.load(Path(spec.model), options)), Alone()
+    from models.parallel.control import MeshControl
     from models.parallel.mesh import open_mesh
 
     mesh = open_mesh(
         spec.mesh, layout=spec.layout, rank=rank, rendezvous=Path(folder) / "rendezvous", device=spec.device
     )
-    return PipelineEngine(WanPipeline.load(Path(spec.model), options, mesh)), mesh.control()
+    return PipelineEngine(WanPipeline.load(Path(spec.model), options, mesh)), MeshControl(mesh)
 
 
 def _build(spec: dict[str, Any]) -> tuple[Engine, Control]:

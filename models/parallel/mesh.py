@@ -5,18 +5,21 @@ DeviceMesh register theirs, groups of `new_group` do not. The DeviceMesh is made
 """
 
 import datetime as dt
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # it is public, not re-exported
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import ProcessGroup, Store
+from torch.distributed.distributed_c10d import ProcessGroup
 
 from models.parallel.layout import AXES, Degrees, Layout, make_layout
 
-COLLECTIVE_TIMEOUT_S = 600.0
+# Ranks wait in a collective for their next command while rank 0 waits for the supervisor, which may be hours. A dead
+# peer is noticed at once (its connections close), a hanging one by the supervisor's watchdog.
+COLLECTIVE_TIMEOUT_S = 30 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,29 +127,36 @@ def build_mesh(layout: Layout, device_type: str = "cpu") -> Mesh:
     return Mesh(layout, rank, axes)
 
 
-@contextmanager
-def joined(
-    layout: Layout, rank: int, store: Store, *, device_type: str = "cpu", timeout_s: float = COLLECTIVE_TIMEOUT_S
-) -> Iterator[Mesh]:
-    """Join the process group of one replica and leave it again.
+def open_mesh(
+    degrees: Mapping[str, int],
+    *,
+    layout: str = "arithmetic",
+    rank: int,
+    rendezvous: Path,
+    device: str = "cpu",
+    timeout_s: float = COLLECTIVE_TIMEOUT_S,
+) -> Mesh:
+    """Join the process group of one replica as `rank` and make its mesh; all ranks of the replica call it together.
 
-    `store` is the replica's own (its address is the launcher's business). Tensors of the CPU always travel over gloo,
-    so requests and checksums need no device. Nothing waits on the way out: a rank whose peer is gone can leave.
+    `rendezvous` is a file that does not exist yet: no port is reserved, so none can be taken. Tensors of the CPU always
+    travel over gloo, so requests and checksums need no device. Raises `LayoutError`.
     """
-    if layout.degrees.size == 1:
-        yield single()
-        return
-    backend = "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{_BACKENDS.get(device_type, device_type)}"
+    placed = make_layout(layout, Degrees(**degrees))
+    if placed.degrees.size == 1:
+        return single()
     dist.init_process_group(
-        backend,
-        store=store,
+        "gloo" if device == "cpu" else f"cpu:gloo,{device}:{_BACKENDS.get(device, device)}",
+        store=FileStore(str(rendezvous), placed.degrees.size),
         rank=rank,
-        world_size=layout.degrees.size,
+        world_size=placed.degrees.size,
         timeout=dt.timedelta(seconds=timeout_s),
     )
-    try:
-        yield build_mesh(layout, device_type)
-    finally:
+    return build_mesh(placed, device)
+
+
+def close_mesh() -> None:
+    """Leave the process group. Nothing waits here: a rank whose peer is gone must be able to leave."""
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -26,9 +26,7 @@ SPECK = Sampling(PROMPT, NEGATIVE, 13, 32, 16, 1, 3, 4.0, 3.0, 5.0)
 CLIPS = {"odd": ODD, "frame": FRAME, "speck": SPECK}
 
 MESHES = [
-    Degrees(tp, cp, cfg)
-    for tp, cp, cfg in itertools.product((1, 2, 4), (1, 2, 3, 4), (1, 2))
-    if 1 < tp * cp * cfg <= 8
+    Degrees(tp, cp, cfg) for tp, cp, cfg in itertools.product((1, 2, 4), (1, 2, 3, 4), (1, 2)) if 1 < tp * cp * cfg <= 8
 ]
 
 

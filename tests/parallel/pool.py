@@ -5,6 +5,7 @@ Starting a process and importing torch costs seconds; joining a process group co
 instead of waiting.
 """
 
+import datetime as dt
 import multiprocessing
 import tempfile
 import traceback
@@ -32,7 +33,7 @@ class RankPool:
 
     def __init__(self, num_ranks: int = NUM_RANKS) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.parallel.cases"])
+        context.set_forkserver_preload(["tests.parallel.cases", "tests.parallel.clips"])
         self._folder = tempfile.TemporaryDirectory()
         self._cases = 0
         self._ranks = []
@@ -98,12 +99,21 @@ def _serve(connection, rank: int) -> None:
 
 
 def _run(function, layout: Layout, rank: int, store: str, arguments: tuple) -> object:
-    from torch.distributed import FileStore
+    import torch.distributed as dist
 
     from models.parallel.collectives import barrier
-    from models.parallel.mesh import joined
+    from models.parallel.mesh import build_mesh, close_mesh
 
-    with joined(layout, rank, FileStore(store, layout.degrees.size), timeout_s=120) as mesh:
+    size = layout.degrees.size
+    try:
+        if size > 1:
+            limit = dt.timedelta(seconds=120)
+            dist.init_process_group(
+                "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit
+            )
+        mesh = build_mesh(layout)
         value = function(mesh, *arguments)
         barrier(mesh)
+    finally:
+        close_mesh()
     return value

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from models.parallel.layout import Degrees
 from models.wan.pipeline import PipelineOptions, WanPipeline
 from models.wan.tiny import ensure_tiny
 from tests.parallel import clips
