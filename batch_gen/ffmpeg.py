@@ -14,9 +14,12 @@ import select
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, EnvironmentFault
 
@@ -170,6 +173,23 @@ class Child:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def feed_all(child: Child, arrays: Iterable[npt.NDArray[Any]], doing: str, folder: Path) -> None:
+    """Feed arrays to a child that writes into `folder`, and wait for its end.
+
+    Raises ClipFailed("encode") when it fails or hangs, DiskFull when it had no room.
+    """
+    try:
+        for array in arrays:
+            child.feed(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        status = child.wait()
+    except (BrokenPipeError, TimeoutError):
+        status = None
+    finally:
+        child.kill()
+    if status != 0:
+        raise failure("encode", doing, child, folder)
 
 
 def free_bytes(folder: Path) -> int:
