@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from batch_gen.storage.base import Store
 
@@ -36,3 +37,18 @@ def s3_store(s3_server) -> Store:
     from batch_gen.storage.base import StoreOptions, open_store
 
     return open_store(f"s3://runs/{uuid.uuid4().hex}", StoreOptions(endpoint_url=s3_server.endpoint))
+
+
+@pytest.fixture(scope="session")
+def tiny_variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a variant of the random checkpoint `tiny` to its folder, built once per session."""
+    from models.wan.tiny import ensure_tiny
+
+    cache = tmp_path_factory.mktemp("tiny")
+    return lambda variant: ensure_tiny(cache, variant)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tiny_variant) -> Path:
+    """The folder of the random checkpoint `tiny`; do not write into it."""
+    return tiny_variant("default")
