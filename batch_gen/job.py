@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from batch_gen.commit import Receipt, commit_clip
+from batch_gen.claims import Assignment
+from batch_gen.commit import Receipt, adopt_orphan, commit_clip
 from batch_gen.encode import EncodedFile, Encoder, EncodeSettings, VideoSpec, provenance
 from batch_gen.engine import ALL_STEPS, Done, Engine, Event, Slab, Step, finish
 from batch_gen.errors import ClipFailed
 from batch_gen.layout import latents_key
-from batch_gen.outcome import Attempt, Clock, RunFacts, clip_metrics, make_record
+from batch_gen.outcome import Attempt, Clock, RunFacts, make_record, metrics_row
+from batch_gen.records import FileEntry, Record
 from batch_gen.request import RenderRequest
 from batch_gen.slabs import ByteBudget, SlabQueue
 from batch_gen.storage.base import Store
@@ -31,14 +33,14 @@ from batch_gen.verify import verify_file
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A committed clip."""
+    """A committed clip and its row of metrics."""
 
     attempt: Attempt
     receipt: Receipt
-    metrics: dict[str, Any]
+    row: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Workshop:
     """What all clips of a worker share.
 
@@ -153,7 +155,30 @@ def finish_clip(attempt: Attempt, frames: SlabQueue, shop: Workshop, clock: Cloc
         path.unlink(missing_ok=True)
     if shop.keep_latents:
         shop.store.delete(latents_key(request.clip_id))
-    return Finished(attempt, receipt, clip_metrics(attempt, receipt, clock, info, shop.store.url))
+    row = metrics_row(receipt.record, shop.store.url)
+    return Finished(attempt, receipt, row | {"upload_s": host.stages["upload"], "status": receipt.outcome})
+
+
+def adopt(work: Assignment, shop: Workshop) -> Record | None:
+    """The record of a file that an earlier attempt stored before it died, None when there is none to take over."""
+    request, facts = work.request, shop.facts
+    draft = Record(
+        clip_id=request.clip_id,
+        row_id=request.row_id,
+        sample=request.sample,
+        request=request.to_json(),
+        request_digest=request.digest,
+        fingerprint=facts.fingerprint,
+        numerics_key=facts.numerics_key,
+        frames_hash="",
+        file=FileEntry(key="", bytes=0, sha256=""),
+        attempt=work.attempt,
+        epoch=work.epoch,
+        worker=facts.worker,
+        versions=facts.versions,
+        extra=dict(request.extra),
+    )
+    return adopt_orphan(shop.store, request, shop.encode.suffix, draft)
 
 
 def encode_clip(path: Path, spec: VideoSpec, frames: SlabQueue, attempt: Attempt, shop: Workshop) -> EncodedFile:

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,18 @@ class EngineSpec:
 class RemoteEngine:
     """An `Engine` in 1..n processes of its own.
 
+    Args:
+        spec: what to start.
+        on_wait: called now and then while the ranks load, which `spec.load_s` bounds.
+
     Raises:
         EngineLost: from any call, when a rank died (`engine_died`), is silent (`hang`) or reported a device error.
         ClipFailed: from any call, when this clip failed and the ranks go on.
     """
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, on_wait: Callable[[], None] = lambda: None) -> None:
         self.spec = spec
+        self._on_wait = on_wait
         self._stage = "start"
         self._closed = False
         self._folder = Path(spec.folder)
@@ -189,6 +194,8 @@ class RemoteEngine:
                     raise self._hang(patience_s) from error
             if time.monotonic() > deadline:
                 raise self._hang(patience_s)
+            if self._stage == "start":
+                self._on_wait()
 
     def _look_for_deaths(self) -> None:
         for process in self._ranks[1:]:

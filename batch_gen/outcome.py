@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from batch_gen import memory
-from batch_gen.commit import Receipt
 from batch_gen.encode import EncodedFile
 from batch_gen.layout import clip_key
-from batch_gen.records import FileEntry, Record
+from batch_gen.records import FileEntry, Record, Verdict
 from batch_gen.request import RenderRequest
 from batch_gen.verify import VerifyReport
 
@@ -79,7 +78,7 @@ def make_record(
     request = attempt.request
     key = clip_key(request.clip_id, encoded.path.suffix)
     metrics = measured(clock, info) | {"decode": facts.decode, "model": facts.model}
-    metrics["flags"] = [str(flag) for flag in report.flags]
+    metrics |= {"flags": [str(flag) for flag in report.flags], "replica": attempt.replica, "chunk": attempt.chunk}
     return Record(
         clip_id=request.clip_id,
         row_id=request.row_id,
@@ -92,7 +91,6 @@ def make_record(
         file=FileEntry(key=key, bytes=encoded.bytes, sha256=encoded.sha256),
         timings={f"{stage}_s": round(seconds, 6) for stage, seconds in clock.stages.items()},
         metrics=metrics,
-        | {"decode": facts.decode, "flags": [str(flag) for flag in report.flags], "model": facts.model},
         attempt=attempt.number,
         epoch=attempt.epoch,
         worker=facts.worker,
@@ -109,40 +107,44 @@ def measured(clock: Clock, info: dict[str, Any]) -> dict[str, Any]:
         "step_p95_s": round(float(np.percentile(steps, 95)), 6),
         "supervisor_peak_bytes": memory.peak_rss_bytes(),
         "engine_peak_bytes": info.get("peak_rss_bytes"),
+        "device_peak_bytes": info.get("device_peak_bytes"),
         "tokens": (info.get("tokens") or [None])[0],
         "truncated": (info.get("truncated") or [None])[0],
-    }
-
-
-def clip_metrics(attempt: Attempt, receipt: Receipt, clock: Clock, info: dict[str, Any], url: str) -> dict[str, Any]:
-    """One row of the metrics part, by the schema in tables.py."""
-    request, record = attempt.request, receipt.record
-    sampling = request.to_json()
-    wanted = ("prompt", "seed", "width", "height", "num_frames", "fps", "steps")
-    wanted += ("guidance_high", "guidance_low", "flow_shift", "preset", "clip_id", "row_id", "sample")
-    row = {name: sampling[name] for name in wanted}
-    row |= {name: value for name, value in measured(clock, info).items() if value is not None}
-    row |= {f"{stage}_s": seconds for stage, seconds in clock.stages.items()}
-    row |= {
-        "status": receipt.outcome,
-        "url": f"{url}/{record.file.key}",
-        "key": record.file.key,
-        "frames_hash": record.frames_hash,
-        "bytes": record.file.bytes,
-        "sha256": record.file.sha256,
-        "duration_s": request.duration_s,
-        "total_s": clock.total_s,
-        "attempt": attempt.number,
-        "epoch": attempt.epoch,
-        "worker": record.worker,
-        "replica": attempt.replica,
-        "chunk": attempt.chunk,
-        "flags": record.metrics.get("flags"),
-        "request_digest": record.request_digest,
-        "fingerprint": record.fingerprint,
-        "numerics_key": record.numerics_key,
+        "total_s": round(clock.total_s, 6),
         "started_at": int(clock.started_at * 1000),
         "finished_at": int(time.time() * 1000),
-        "extra": dict(request.extra),
     }
+
+
+_SAMPLING = ("prompt", "seed", "width", "height", "num_frames", "fps", "steps", "guidance_high", "guidance_low")
+_REQUEST = ("clip_id", "row_id", "sample", "flow_shift", "preset", *_SAMPLING)
+_MEASURED = ("step_p50_s", "step_p95_s", "supervisor_peak_bytes", "engine_peak_bytes", "device_peak_bytes")
+_MEASURED += ("tokens", "truncated", "total_s", "started_at", "finished_at", "flags", "replica", "chunk")
+_RECORD = ("status", "frames_hash", "attempt", "epoch", "worker", "request_digest", "fingerprint", "numerics_key")
+
+
+def metrics_row(record: Record, url: str) -> dict[str, Any]:
+    """A row of the metrics part, by the schema in tables.py, from the record alone.
+
+    Args:
+        record: the clip's record, ours or one that an earlier owner of the chunk wrote.
+        url: the output root.
+    """
+    request = RenderRequest.from_json(record.request)
+    row: dict[str, Any] = {name: record.request[name] for name in _REQUEST}
+    row |= {name: getattr(record, name) for name in _RECORD}
+    row |= {name: record.metrics[name] for name in _MEASURED if record.metrics.get(name) is not None}
+    row |= record.timings
+    row |= {"url": f"{url}/{record.file.key}", "key": record.file.key, "duration_s": request.duration_s}
+    row |= {"bytes": record.file.bytes, "sha256": record.file.sha256, "extra": record.extra}
+    return row
+
+
+def error_row(request: RenderRequest, verdict: Verdict, chunk: str, epoch: int, worker: str) -> dict[str, Any]:
+    """A row of the errors part: a clip that was set aside."""
+    body = request.to_json()
+    row: dict[str, Any] = {name: body[name] for name in _REQUEST}
+    row |= {"status": verdict.status, "class": verdict.retry_class, "kind": verdict.kind, "message": verdict.message}
+    row |= {"attempt": verdict.attempts, "epoch": epoch, "worker": worker, "chunk": chunk}
+    row |= {"request_digest": request.digest, "failed_at": int(time.time() * 1000), "extra": dict(request.extra)}
     return row

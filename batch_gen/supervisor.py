@@ -1,0 +1,267 @@
+"""One worker: replicas that render, a pool that finishes clips, and the rules of failing, restarting and stopping.
+
+Each replica is a thread with an engine of its own; all take their next clip from one `ClaimSource`. The engine is
+started before the first claim, so that loading and compiling never count against a lease, and not at all when there is
+nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from batch_gen.claims import Assignment, ChunkEnd, ClaimSource, Wait
+from batch_gen.commit import load_record
+from batch_gen.drain import Drain
+from batch_gen.engine import Engine
+from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, EngineLost, StoreError
+from batch_gen.job import Finished, Workshop, adopt, make_clip
+from batch_gen.lease import LostLease
+from batch_gen.metrics import Meter, write_parts
+from batch_gen.outcome import Attempt, error_row, metrics_row
+from batch_gen.progress import Current, Progress
+from batch_gen.slabs import Aborted
+
+log = logging.getLogger(__name__)
+MAX_RESTARTS = 3
+UNFINISHED_PER_REPLICA = 2
+
+
+@dataclass(slots=True)
+class Replica:
+    """What the supervisor knows of one replica."""
+
+    index: int
+    engine: Engine | None = None
+    restarts: int = 0
+    bucket: str | None = None
+    attempt: Attempt | None = None
+    step: int = 0
+    total: int = 0
+    began_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Runs replicas until nothing is left to claim, something stops the run, or a drain is asked for.
+
+    Args:
+        source: what to do next, and where verdicts go.
+        start_engine: starts the engine of replica `i`.
+        shop: what all clips share.
+        drain: the flag to stop.
+        meter, progress: figures and display.
+        num_replicas: pipelines on this machine.
+    """
+
+    source: ClaimSource
+    start_engine: Callable[[int], Engine]
+    shop: Workshop
+    drain: Drain
+    meter: Meter
+    progress: Progress
+    num_replicas: int = 1
+    replicas: list[Replica] = field(default_factory=list)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _fatal: list[BaseException] = field(default_factory=list)
+    _slots: threading.BoundedSemaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.replicas = [Replica(index) for index in range(self.num_replicas)]
+        self._slots = threading.BoundedSemaphore(self.num_replicas * UNFINISHED_PER_REPLICA)
+
+    def run(self) -> None:
+        """Work until the end.
+
+        Raises:
+            BatchGenError: what ended the worker early: an engine that dies again and again, a full disk, a stopped run.
+        """
+        threads = [
+            threading.Thread(target=self._work, args=(replica,), name=f"replica-{replica.index}")
+            for replica in self.replicas
+        ]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            if self.drain.requested:
+                self._abandon_what_does_not_fit()
+            time.sleep(0.05)
+        for _ in range(self.num_replicas * UNFINISHED_PER_REPLICA):
+            self._slots.acquire(timeout=max(1.0, min(self.drain.remaining_s, 3600.0)))
+        if self._fatal:
+            raise self._fatal[0]
+
+    def heard(self, attempt: Attempt, stage: str, done: int, total: int) -> None:
+        """A sign of progress from the engine or the host work of a clip."""
+        self.source.heartbeat()
+        replica = self.replicas[attempt.replica]
+        if stage == "denoise":
+            replica.step, replica.total = done, total
+        if stage in ("text", "denoise", "decode"):
+            current = Current(attempt.request.clip_id, stage, done, total, float(attempt.request.cost))
+            self.progress.step(attempt.replica, current)
+
+    def write_parts(self, end: ChunkEnd) -> None:
+        """Write the metrics and error parts of a chunk, at its end or when it is released."""
+        store, worker = self.shop.store, self.shop.facts.worker
+        metrics, errors = [], []
+        for clip_id, verdict in end.verdicts.items():
+            if verdict.status != "committed":
+                errors.append(error_row(end.requests[clip_id], verdict, end.chunk, end.epoch, worker))
+                continue
+            row = self.rows.get(clip_id)
+            if row is None and (record := load_record(store, clip_id)) is not None:
+                row = metrics_row(record, store.url)
+            if row is not None:
+                metrics.append(row)
+        write_parts(store, end.chunk, end.epoch, metrics, errors)
+        if end.finished:
+            for clip_id in end.verdicts:
+                self.rows.pop(clip_id, None)
+
+    def _work(self, replica: Replica) -> None:
+        try:
+            self._claim_and_render(replica)
+        except BaseException as error:  # the run ends with it, in the main thread
+            self._fatal.append(error)
+            self.drain.request(f"replica {replica.index}: {error}", 0.0 if isinstance(error, DiskFull) else None)
+        finally:
+            self.progress.idle(replica.index)
+            if replica.engine is not None:
+                replica.engine.close()
+
+    def _claim_and_render(self, replica: Replica) -> None:
+        while not self.drain.requested:
+            if replica.engine is None and self.source.num_unfinished():
+                self._start(replica)
+                continue
+            work = self.source.next(replica.bucket)
+            if work is None:
+                return
+            if isinstance(work, Wait):
+                self.source.wait_for_change(work.seconds)
+            elif replica.engine is None and not self._start(replica):
+                self.source.abandoned(work.clip_id)
+            elif self._begin(work) and not self._adopt(work):
+                self._render(replica, work)
+
+    def _begin(self, work: Assignment) -> bool:
+        """Write the attempt down; False when the clip is another's or the store is away."""
+        try:
+            self.source.started(work.clip_id)
+        except LostLease:
+            return False
+        except StoreError:
+            self.source.abandoned(work.clip_id)
+            return False
+        return True
+
+    def _adopt(self, work: Assignment) -> bool:
+        """Take over a file that an earlier attempt stored before it died ahead of its record."""
+        if not work.begun_before:
+            return False
+        try:
+            record = adopt(work, self.shop)
+        except StoreError as error:
+            self.source.failed(work.clip_id, error.kind, error.message)
+            return True
+        if record is None:
+            return False
+        self.rows[work.clip_id] = metrics_row(record, self.shop.store.url)
+        self.source.committed(work.clip_id)
+        self.progress.finished(work.clip_id, cost=float(work.request.cost))
+        return True
+
+    def _start(self, replica: Replica) -> bool:
+        with self.meter.spending("cold_start"):
+            try:
+                replica.engine = self.start_engine(replica.index)
+            except EngineLost as error:
+                self._count_restart(replica, error)
+        return replica.engine is not None
+
+    def _render(self, replica: Replica, work: Assignment) -> None:
+        assert replica.engine is not None
+        attempt = Attempt(work.request, work.chunk, work.epoch, work.attempt, replica.index)
+        replica.attempt, replica.step, replica.total = attempt, 0, work.request.steps
+        replica.began_s = time.monotonic()
+        self._slots.acquire()
+        handed_over = False
+        try:
+            with self.meter.spending("render"):
+                future = make_clip(replica.engine, attempt, self.shop)
+            future.add_done_callback(lambda done: self._finished(attempt, done))
+            handed_over = True
+            replica.restarts, replica.bucket = 0, str(work.request.bucket)
+        except ClipFailed as error:
+            self._failed(attempt, error)
+        except EngineLost as error:
+            self._lost(replica, attempt, error)
+        finally:
+            replica.attempt = None
+            self.progress.idle(replica.index)
+            if not handed_over:
+                self._slots.release()
+
+    def _lost(self, replica: Replica, attempt: Attempt, error: EngineLost) -> None:
+        replica.engine = None
+        if self.drain.requested:
+            self.source.abandoned(attempt.request.clip_id)
+            return
+        log.warning("engine lost", extra={"fields": {"kind": error.kind, "clip_id": attempt.request.clip_id}})
+        self.meter.failed()
+        self.source.failed(attempt.request.clip_id, error.kind, error.message)
+        self._count_restart(replica, error)
+
+    def _count_restart(self, replica: Replica, error: EngineLost) -> None:
+        replica.restarts += 1
+        if replica.restarts > MAX_RESTARTS:
+            raise EngineLost(
+                error.kind, f"the engine was lost {replica.restarts} times in a row; last: {error.message}"
+            )
+
+    def _finished(self, attempt: Attempt, future: Future[Finished]) -> None:
+        clip_id = attempt.request.clip_id
+        try:
+            done = future.result()
+            self.rows[clip_id] = done.row
+            self.source.committed(clip_id, done.receipt.outcome)
+            self.meter.committed(attempt.request.duration_s)
+            self.progress.finished(clip_id, cost=float(attempt.request.cost))
+        except Aborted:
+            pass  # whoever aborted reports the clip
+        except (ClipFailed, StoreError) as error:
+            self._failed(attempt, error)
+        except BaseException as error:  # ends the run in the main thread
+            self._fatal.append(error)
+            self.drain.request(str(error), 0.0)
+        finally:
+            self._slots.release()
+
+    def _failed(self, attempt: Attempt, error: BatchGenError) -> None:
+        clip_id = attempt.request.clip_id
+        log.warning("clip failed", extra={"fields": {"clip_id": clip_id, "kind": error.kind, "text": error.message}})
+        self.meter.failed()
+        if self.source.failed(clip_id, error.kind, error.message) is not None:
+            self.progress.finished(clip_id, cost=float(attempt.request.cost), failed=True)
+
+    def _abandon_what_does_not_fit(self) -> None:
+        for replica in self.replicas:
+            engine, attempt = replica.engine, replica.attempt
+            if engine is None or attempt is None or self._rest_s(replica) <= self.drain.remaining_s:
+                continue
+            kill = getattr(engine, "kill", None)
+            if kill is not None:
+                kill()
+
+    def _rest_s(self, replica: Replica) -> float:
+        """Seconds that the clip in hand still needs, from its pace so far; 0 when it is almost over."""
+        if not replica.step:
+            return float("inf")
+        pace = (time.monotonic() - replica.began_s) / replica.step
+        return pace * (replica.total - replica.step)

@@ -1,0 +1,264 @@
+"""One worker of a run, from settings to exit code: opens the root, plans or joins, renders, closes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from batch_gen import clock, metrics
+from batch_gen.claims import ChunkEnd, ClaimOptions, ClaimSource
+from batch_gen.config import Settings, num_cpus
+from batch_gen.donelog import Tally
+from batch_gen.drain import Drain, install_signals
+from batch_gen.encode import EncodeSettings, VideoSpec
+from batch_gen.engine import Engine
+from batch_gen.environment import WorkerHint, worker_hint, worker_name
+from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, UsageError
+from batch_gen.fake_engine import FakeOptions
+from batch_gen.job import Workshop
+from batch_gen.launch import EngineSpec, RemoteEngine
+from batch_gen.metrics import Meter, RunSummary
+from batch_gen.outcome import RunFacts
+from batch_gen.plan import Plan, PlanOptions, plan_run
+from batch_gen.prepare import Prepared, store_options
+from batch_gen.progress import Progress, choose_display
+from batch_gen.runfile import RunFile, new_run, open_run
+from batch_gen.scratch import needed_bytes, open_scratch
+from batch_gen.slabs import ByteBudget
+from batch_gen.stop import check_stop, retire_stop
+from batch_gen.storage.base import Store, open_store
+from batch_gen.supervisor import UNFINISHED_PER_REPLICA, Supervisor
+from batch_gen.versions import cpu_class, versions
+
+log = logging.getLogger(__name__)
+FRAMES_BUDGET_BYTES = 1 << 30
+ENCODER_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a worker's start ended."""
+
+    exit_code: int
+    out: str
+    num_clips: int
+    num_committed: int
+    num_quarantined: int
+    summary: RunSummary
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        body = asdict(self) | {"summary": self.summary.to_json()}
+        return body
+
+
+def work(prepared: Prepared) -> Result:
+    """Render what is left of the run as one worker of possibly many.
+
+    Raises:
+        BatchGenError: with the exit code that the command ends with.
+    """
+    settings = prepared.settings
+    store = open_store(settings.out, store_options(settings))
+    name = worker_name()
+    if settings.continue_:
+        retire_stop(store)
+    check_stop(store)
+    run = join_run(store, prepared)
+    plan = plan_run(store, prepared.rows, plan_options(prepared, name))
+    drain = Drain(settings.drain_budget)
+    install_signals(drain)
+    facts = run_facts(prepared, run, name)
+    with scratch_folder(prepared) as scratch, shared_pool(settings) as pool:
+        shop = workshop(store, facts, settings, scratch, pool)
+        return render(prepared, plan, shop, drain)
+
+
+def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Result:
+    """Claim and render until nothing is left, then close the run."""
+    settings = prepared.settings
+    ends: list[Callable[[ChunkEnd], None]] = []
+    options = claim_options(settings, worker_hint(settings.shard), lambda end: ends[0](end))
+    meter = Meter(settings.replicas)
+    with (
+        ClaimSource(shop.store, plan, shop.facts.worker, options) as source,
+        progress_of(settings, plan, source) as progress,
+    ):
+        start = engine_starter(prepared, shop.scratch, source.heartbeat)
+        supervisor = Supervisor(source, start, shop, drain, meter, progress, settings.replicas)
+        shop.progress = supervisor.heard
+        ends.append(supervisor.write_parts)
+        try:
+            supervisor.run()
+        finally:
+            source.release()
+        return close(shop.store, plan, source.summary(), drain, meter, settings)
+
+
+def join_run(store: Store, prepared: Prepared) -> RunFile:
+    """Begin the run or join it; another fingerprint is refused with the difference."""
+    profile = prepared.settings.model_dump(mode="json", by_alias=True, exclude={"config", "ids"})
+    mine = new_run(prepared.fingerprint_settings(), profile=profile, versions=versions(), created=clock.utc_now())
+    return open_run(store, mine)
+
+
+def plan_options(prepared: Prepared, worker: str) -> PlanOptions:
+    """How this worker would plan."""
+    facts = {"inputs": prepared.inputs, "worker": worker, "created": clock.utc_now()}
+    return PlanOptions(prepared.settings.chunk_requests, None, facts)
+
+
+def claim_options(settings: Settings, hint: WorkerHint, on_chunk_end: Callable[[ChunkEnd], None]) -> ClaimOptions:
+    """How chunks are claimed.
+
+    Raises:
+        UsageError: static assignment needs to know how many workers there are.
+    """
+    shard = None
+    if settings.assign == "static":
+        if hint.count is None:
+            raise UsageError(
+                f"--assign static: {hint.source} is set but not how many workers there are; use --shard i/n"
+            )
+        shard = (hint.index, hint.count)
+    grace_s = min(30.0, settings.lease_ttl / 4)
+    return ClaimOptions(
+        ttl_s=settings.lease_ttl,
+        grace_s=grace_s,
+        shard=shard,
+        max_failures=float(settings.max_failures),
+        on_chunk_end=on_chunk_end,
+    )
+
+
+def run_facts(prepared: Prepared, run: RunFile, worker: str) -> RunFacts:
+    """What all records repeat."""
+    settings = prepared.settings
+    model = f"{prepared.checkpoint.name} ({prepared.checkpoint.digest[:12]})"
+    return RunFacts(run.fingerprint, numerics_key(settings), model, worker, versions(), {"mode": settings.decode})
+
+
+def numerics_key(settings: Settings) -> str:
+    """Digest of every operational setting that can change bits."""
+    body = {
+        "device": settings.device,
+        "cpu": cpu_class() if settings.device == "cpu" else "",
+        "mesh": str(settings.mesh),
+        "attention": settings.attention if settings.mesh.num_ranks > 1 else "",
+        "kernels": settings.kernels,
+        "compile": settings.compile,
+        "threads": rank_threads(settings),
+        "torch": versions().get("torch", ""),
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def rank_threads(settings: Settings) -> int:
+    """CPU threads of one rank: as told, else the cores, shared fairly."""
+    if settings.threads is not None:
+        return settings.threads
+    return max(1, num_cpus() // (settings.replicas * settings.mesh.num_ranks))
+
+
+def encode_settings(settings: Settings) -> EncodeSettings:
+    """How files are written."""
+    return EncodeSettings(
+        codec=settings.codec, crf=settings.crf, threads=ENCODER_THREADS, metadata=settings.file_metadata
+    )
+
+
+def workshop(store: Store, facts: RunFacts, settings: Settings, scratch: Path, pool: ThreadPoolExecutor) -> Workshop:
+    """What all clips share."""
+    return Workshop(
+        store=store,
+        facts=facts,
+        encode=encode_settings(settings),
+        scratch=scratch,
+        pool=pool,
+        budget=ByteBudget(FRAMES_BUDGET_BYTES),
+        progress=lambda *_: None,
+        keep_latents=settings.keep_latents,
+    )
+
+
+@contextmanager
+def scratch_folder(prepared: Prepared) -> Iterator[Path]:
+    """Scratch space with room for the largest clips in flight."""
+    settings = prepared.settings
+    largest = max((row.request for row in prepared.rows()), key=lambda r: r.num_frames * r.width * r.height)
+    spec = VideoSpec(largest.width, largest.height, largest.fps, largest.num_frames)
+    in_flight = settings.replicas * UNFINISHED_PER_REPLICA
+    base = Path(settings.scratch) if settings.scratch else None
+    with open_scratch(base, needed_bytes(spec, encode_settings(settings), in_flight)) as folder:
+        yield folder
+
+
+def engine_starter(prepared: Prepared, scratch: Path, on_wait: Callable[[], None]) -> Callable[[int], Engine]:
+    """A function that starts the engine of replica `i`."""
+
+    def start(index: int) -> Engine:
+        return RemoteEngine(engine_spec(prepared, scratch / f"replica-{index}", index), on_wait)
+
+    return start
+
+
+def engine_spec(prepared: Prepared, folder: Path, index: int) -> EngineSpec:
+    """What one replica's ranks are."""
+    settings, checkpoint = prepared.settings, prepared.checkpoint
+    stall = {} if settings.stall_timeout is None else {"stall_s": settings.stall_timeout}
+    if checkpoint.folder is None:
+        _, _, path = checkpoint.name.partition(":")
+        options = asdict(FakeOptions.from_file(Path(path)) if path else FakeOptions())
+        return EngineSpec("fake", options, str(folder), **stall)
+    names = ("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout")
+    options = {name: getattr(settings, name) for name in names}
+    options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
+    cores = tuple(range(index * settings.mesh.num_ranks, (index + 1) * settings.mesh.num_ranks))
+    return EngineSpec(
+        "pipeline",
+        options,
+        str(folder),
+        num_ranks=settings.mesh.num_ranks,
+        threads=rank_threads(settings),
+        cores=cores if settings.device == "neuron" else (),
+        **stall,
+    )
+
+
+@contextmanager
+def shared_pool(settings: Settings) -> Iterator[ThreadPoolExecutor]:
+    """Threads for the host work of clips: as many as clips may be unfinished."""
+    with ThreadPoolExecutor(settings.replicas * UNFINISHED_PER_REPLICA, "clip") as pool:
+        yield pool
+
+
+@contextmanager
+def progress_of(settings: Settings, plan: Plan, source: ClaimSource) -> Iterator[Progress]:
+    """The display of this worker; what earlier starts finished counts as done."""
+    tally = source.summary()
+    num_done = tally.num_committed + len(tally.quarantined)
+    cost = sum(chunk.cost for chunk in plan.chunks)
+    done_cost = cost * num_done / max(1, plan.num_clips)
+    with Progress(plan.num_clips, cost, choose_display(quiet=settings.quiet)) as progress:
+        progress.found(num_done, done_cost)
+        yield progress
+
+
+def close(store: Store, plan: Plan, tally: Tally, drain: Drain, meter: Meter, settings: Settings) -> Result:
+    """Rebuild the tables and say how it ended."""
+    metrics.rebuild_tables(store)
+    num_quarantined = len(tally.quarantined)
+    code, reason = EXIT_OK, ""
+    if drain.reason is not None and tally.num_committed + num_quarantined < plan.num_clips:
+        code, reason = EXIT_AGAIN, f"drained: {drain.reason.text}"
+    elif num_quarantined:
+        code = EXIT_OK if settings.ok_with_quarantine else EXIT_QUARANTINE
+    return Result(code, settings.out, plan.num_clips, tally.num_committed, num_quarantined, meter.summary(), reason)
