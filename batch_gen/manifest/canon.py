@@ -83,7 +83,7 @@ def canonical(rule: Rule, array: pa.Array | pa.ChunkedArray) -> pa.Array:
     array = flat(array)
     kind = array.type
     if pt.is_null(kind):
-        return pa.nulls(len(array), pa.string() if rule.type in {"string", "fps", "media"} else pa.float64())
+        return pa.nulls(len(array), pa.large_string() if rule.type in {"string", "fps", "media"} else pa.float64())
     if pt.is_decimal(kind) or pt.is_floating(kind):
         return pc.cast(array, pa.float64(), safe=False)
     if pt.is_integer(kind):

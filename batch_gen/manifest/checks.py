@@ -20,7 +20,7 @@ NOT_UTF8: Final = "is not UTF-8 text"
 NO_SUCH_FILE: Final = "does not exist beside the manifest"
 
 # What `clean` may take away even where it holds a letter or digit: HTML entities and terminal escapes.
-_VANISHING: Final = r"&#?[0-9A-Za-z]+;?|\x1b\[?[^A-Za-z]*[A-Za-z]?"
+_VANISHING: Final = r"&[#;0-9A-Za-z]*|\x1b\[?[^A-Za-z]*[A-Za-z]?"
 # Characters that `clean` always leaves something of: ASCII letters and digits, and scripts that no single-byte
 # encoding holds (text of those cannot be mojibake that turns into spaces).
 _SOLID: Final = (
