@@ -60,3 +60,17 @@ class Record(Strict):
     worker: str = ""
     versions: dict[str, str] = Field(default_factory=dict)
     extra: dict[str, Any] = Field(default_factory=dict)
+
+
+class Verdict(Strict):
+    """How a clip ended: committed, or quarantined with the kind and retry class of its last failure.
+
+    Attributes:
+        attempts: Starts until then; 0 when an earlier owner of the chunk committed it.
+    """
+
+    status: Literal["committed", "quarantined"]
+    kind: str = ""
+    retry_class: str = ""
+    message: str = ""
+    attempts: int = Field(0, ge=0)
