@@ -101,7 +101,7 @@ def _exchange(held: list[Any], group: str, pairs: Sequence[int]) -> tuple[list[A
     """Start sending what is held and receiving as much; returns the receiving tensors and the works to wait for."""
     send_to, receive_from = neighbours(pairs, dist.get_rank())
     # graphs hold a group's name, the functions of torch.distributed want the group
-    process_group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined]  # noqa: SLF001
+    process_group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]  # noqa: SLF001
     arriving = [torch.empty_like(part) for part in held]
     sends = [dist.P2POp(dist.isend, part, send_to, process_group) for part in held]
     receives = [dist.P2POp(dist.irecv, part, receive_from, process_group) for part in arriving]
