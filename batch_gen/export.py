@@ -96,7 +96,7 @@ def export(store: Store, records: Iterable[Record], folder: Path, options: Expor
 def _export_all(store: Store, named: Sequence[Named], folder: Path, kind: Kind) -> Iterator[Exported]:
     for item in named:
         target = folder / item.target
-        with _disk_errors(folder, target.name), _source(store, item.record) as source:
+        with disk_errors(folder, target.name), _source(store, item.record) as source:
             target.parent.mkdir(parents=True, exist_ok=True)
             with _unfinished(target) as part:
                 _write(kind, source, item.record, part)
@@ -218,7 +218,8 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _disk_errors(folder: Path, name: str) -> Iterator[None]:
+def disk_errors(folder: Path, name: str) -> Iterator[None]:
+    """Turn an OSError that means a full disk into DiskFull."""
     try:
         yield
     except OSError as error:

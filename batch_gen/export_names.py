@@ -106,14 +106,8 @@ def _number(value: Any, spec: str | None) -> Any:
 def _refuse_clashes(named: Sequence[Named]) -> None:
     by_name: dict[str, list[Named]] = defaultdict(list)
     for item in named:
-        by_name[_folded(item.target)].append(item)
+        by_name[str(item.target).casefold()].append(item)  # on many disks names that differ in case alone are one
     clashes = [items for items in by_name.values() if len(items) > 1]
-    clashes += [
-        [item, *by_name[_folded(parent)]]
-        for item in named
-        for parent in item.target.parents
-        if _folded(parent) in by_name
-    ]
     if not clashes:
         return
     lines = [
@@ -123,8 +117,3 @@ def _refuse_clashes(named: Sequence[Named]) -> None:
     raise UsageError(
         "the template gives several clips one name; add {sample}, {seed} or {clip_id} to it\n" + "\n".join(lines) + more
     )
-
-
-def _folded(path: PurePosixPath) -> str:
-    """Names that differ in case alone are one name on many disks."""
-    return str(path).casefold()
