@@ -108,11 +108,13 @@ def check_agreement(x: Tensor, mesh: Mesh, what: str) -> None:
     if mesh.world.is_trivial:
         return
     sums = [tuple(block.tolist()) for block in gather_blocks(checksum(x), mesh.world)]
-    common = max(set(sums), key=sums.count)
-    odd = sorted(rank for rank, value in zip(mesh.world.ranks, sums, strict=True) if value != common)
-    if odd:
+    camps: dict[tuple[int, ...], list[int]] = {}
+    for rank, value in sorted(zip(mesh.world.ranks, sums, strict=True)):
+        camps.setdefault(value, []).append(rank)
+    if len(camps) > 1:
+        listed = " and ".join(map(str, camps.values()))
         raise ModelError(
             "device",
-            f"{what}: ranks {odd} of {len(sums)} hold other values than the rest (mesh {mesh.degrees}); "
-            "the clip is not written; if it happens again on these cores, replace the machine",
+            f"{what}: the ranks disagree, {listed} hold different values (mesh {mesh.degrees}); the clip is not "
+            "written; if it happens again on these cores, replace the machine",
         )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from models.wan.tiny import ensure_tiny
 from tests.parallel.pool import RankPool
 
 
@@ -11,3 +12,9 @@ def pool():
     ranks = RankPool()
     yield ranks
     ranks.close()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A folder with the random checkpoint: 8 heads, two experts."""
+    return ensure_tiny(tmp_path_factory.mktemp("tiny"))
