@@ -141,7 +141,8 @@ def finish_clip(attempt: Attempt, frames: SlabQueue, shop: Workshop, clock: Cloc
     try:
         encoded = encode_clip(path, spec, frames, attempt, shop)
         host.mark("encode")
-        report = verify_file(path, spec)
+        is_lossless = shop.encode.spec.lossless
+        report = verify_file(path, spec, frames_hash=encoded.frames_hash if is_lossless else None)
         host.mark("verify")
         shop.progress(attempt, "verify", 0, 0)
         record = make_record(attempt, encoded, report, shop.facts, clock, info)

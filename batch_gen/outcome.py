@@ -78,7 +78,8 @@ def make_record(
     request = attempt.request
     key = clip_key(request.clip_id, encoded.path.suffix)
     metrics = measured(clock, info) | {"decode": facts.decode, "model": facts.model}
-    metrics |= {"flags": [str(flag) for flag in report.flags], "replica": attempt.replica, "chunk": attempt.chunk}
+    metrics |= {"flags": list(report.flags), "replica": attempt.replica, "chunk": attempt.chunk}
+    metrics |= {name: round(getattr(report, name), 3) for name in ("luma_mean", "luma_jump", "motion_mean")}
     return Record(
         clip_id=request.clip_id,
         row_id=request.row_id,
