@@ -119,7 +119,7 @@ def measured(clock: Clock, info: dict[str, Any]) -> dict[str, Any]:
 
 _SAMPLING = ("prompt", "seed", "width", "height", "num_frames", "fps", "steps", "guidance_high", "guidance_low")
 _REQUEST = ("clip_id", "row_id", "sample", "flow_shift", "preset", *_SAMPLING)
-_MEASURED = ("step_p50_s", "step_p95_s", "supervisor_peak_bytes", "engine_peak_bytes", "device_peak_bytes")
+_MEASURED: tuple[str, ...] = ("step_p50_s", "step_p95_s", "supervisor_peak_bytes", "engine_peak_bytes", "device_peak_bytes")
 _MEASURED += ("tokens", "truncated", "total_s", "started_at", "finished_at", "flags", "replica", "chunk")
 _RECORD = ("status", "frames_hash", "attempt", "epoch", "worker", "request_digest", "fingerprint", "numerics_key")
 
