@@ -163,11 +163,15 @@ class WanPipeline:
         yield DoneEvent(latents[0].cpu())
 
     def decode(self, latents: Tensor | NDArray[np.float32], num_frames: int) -> Iterator[NDArray[np.uint8]]:
-        """Latents [C, T, h, w] float32 -> slabs of frames, uint8 [f, H, W, 3]; raises ModelError("nonfinite")."""
+        """Latents [C, T, h, w] float32 -> slabs of frames, uint8 [f, H, W, 3], on rank 0; the others yield none.
+
+        Raises ModelError("nonfinite").
+        """
         tensor = torch.as_tensor(latents)
         if tensor.shape[1] != (num_frames - 1) // self.spec.vae_stride[0] + 1:
             raise ModelError("input", f"{tensor.shape[1]} latent frames do not make {num_frames} frames")
-        yield from decode_stream(self.vae, tensor, self.options.decode)
+        if self.mesh.is_first:
+            yield from decode_stream(self.vae, tensor, self.options.decode)
 
     def describe(self) -> dict[str, Any]:
         """What identifies this pipeline and its numbers, as JSON values."""
