@@ -54,7 +54,7 @@ from batch_gen.stop import check_stop, stop_run
 from batch_gen.work import Assignment, ChunkEnd, ClaimOptions, Wait
 
 if TYPE_CHECKING:
-    from batch_gen.lease import Attempts
+    from batch_gen.lease import Attempts, LeaseBody
     from batch_gen.plan import Plan
     from batch_gen.records import Verdict
     from batch_gen.storage.base import Store
@@ -295,7 +295,7 @@ class ClaimSource:
     def _write(self, held: Held, *, must: bool = False) -> None:
         """Bring the lease up to date; a lost one is dropped, a silent store is only logged unless `must`."""
         try:
-            held.lease.write(lambda body: held.snapshot(body, self._roster.running))
+            held.lease.write(lambda body: self._snapshot(held, body))
         except LostLease:
             LOG.warning("lost the lease of chunk %s", held.chunk.id)
             self._drop(held)
@@ -311,7 +311,7 @@ class ClaimSource:
         self._seeker.forget(held.chunk.id)
 
     def _finish_complete(self) -> None:
-        """Write the last objects of chunks whose clips all have verdicts; what fails is tried again at the next call."""
+        """Write the last objects of chunks whose clips all have verdicts; what fails is tried again at the next."""
         for held in self._roster.take(lambda held: held.is_complete):
             try:
                 self._finish(held)
@@ -339,11 +339,15 @@ class ClaimSource:
         self._drop(held)
 
     def _free(self, held: Held, *, finished: bool) -> None:
-        changes = {"owner": None, "finished": finished}
-        held.lease.write(lambda body: held.snapshot(body, ()).model_copy(update=changes))
+        changes = {"owner": None, "finished": finished, "in_flight": ()}
+        held.lease.write(lambda body: self._snapshot(held, body).model_copy(update=changes))
+
+    def _snapshot(self, held: Held, body: LeaseBody) -> LeaseBody:
+        with self._roster.changed:
+            return held.snapshot(body, self._roster.running)
 
     def _note(self, *, failed: bool) -> None:
-        with self._lock:
+        with self._roster.changed:
             reason = self._errors.note(failed=failed)
         if reason is not None:
             with contextlib.suppress(StoreError):

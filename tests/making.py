@@ -55,3 +55,18 @@ def make_record(request: RenderRequest, body: bytes, **changes: Any) -> Record:
         "worker": "w1",
     }
     return Record(**{**fields, **changes})
+
+
+class FakeClock:
+    """A clock that moves when told."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        """The moment."""
+        return self.now
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
