@@ -25,6 +25,11 @@ MAX_CRF: Final = 51
 DEFAULT_THREADS: Final = 4
 """Pinned, never the machine's count: x264 and x265 make other bits with another number of threads."""
 DIGITAL_SOURCE_TYPE: Final = "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia"
+TOLD: Final = (
+    "clip_id", "prompt", "negative_prompt", "seed", "width", "height", "num_frames", "fps", "steps", "guidance_high",
+    "guidance_low", "flow_shift", "image", "last_image",
+)  # fmt: skip
+"""Fields of a request that a file's metadata tells."""
 _TO_YUV: Final = (
     "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp,"
     "format={pix_fmt},setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
@@ -176,13 +181,16 @@ def provenance(model: str, settings: Mapping[str, object]) -> dict[str, str]:
 
     Args:
         model: Name and digest of the checkpoint.
-        settings: The request; nothing of the attempt, the worker or the time may be in it.
+        settings: The request as JSON. Only what made the pixels is told: the row's own columns stay private, and images
+            go by their file names, because folders differ between machines.
     """
-    machine_made = {"machine_made": True, "digital_source_type": DIGITAL_SOURCE_TYPE, "model": model}
+    told = {name: settings[name] for name in TOLD if settings.get(name) is not None}
+    told |= {name: str(told[name]).rsplit("/", 1)[-1] for name in ("image", "last_image") if name in told}
+    told |= {"machine_made": True, "digital_source_type": DIGITAL_SOURCE_TYPE, "model": model}
     return {
         "comment": f"Machine-made by {model}, seed {settings.get('seed')}",
         "description": str(settings.get("prompt", "")),
-        "synopsis": json.dumps(machine_made | dict(settings), ensure_ascii=False, sort_keys=True),
+        "synopsis": json.dumps(told, ensure_ascii=False, sort_keys=True),
     }
 
 

@@ -142,7 +142,10 @@ def claim_options(settings: Settings, hint: WorkerHint, on_chunk_end: Callable[[
 def run_facts(prepared: Prepared, run: RunFile, worker: str) -> RunFacts:
     """What all records repeat."""
     settings = prepared.settings
-    model = f"{prepared.checkpoint.name} ({prepared.checkpoint.digest[:12]})"
+    called = prepared.checkpoint.name
+    if Path(called).is_dir():  # files and records must not differ between machines that keep it in other places
+        called = Path(called).resolve().name
+    model = f"{called} ({prepared.checkpoint.digest[:12]})"
     return RunFacts(run.fingerprint, numerics_key(settings), model, worker, versions(), {"mode": settings.decode})
 
 

@@ -1,4 +1,5 @@
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -140,6 +141,22 @@ def test_metadata_takes_any_prompt(tmp_path: Path, codec: str) -> None:
     assert "Machine-made by tiny, seed 7" in text
     assert "trainedAlgorithmicMedia" in text
     assert "[CHAPTER]\n" not in text.replace("\\\n[CHAPTER]\\\n", "")
+
+
+def test_metadata_tells_nothing_private() -> None:
+    """The row's own columns and the folders of images are not in a file that is handed on."""
+    settings = {
+        "prompt": "a fox",
+        "seed": 7,
+        "image": "/home/ann/ref/fox.png",
+        "last_image": None,
+        "extra": {"client": "Acme"},
+    }
+    told = json.loads(provenance("tiny", settings)["synopsis"])
+    assert told["image"] == "fox.png"
+    assert told["machine_made"] is True
+    assert "extra" not in told
+    assert "last_image" not in told
 
 
 def test_metadata_can_be_switched_off(tmp_path: Path) -> None:
