@@ -198,8 +198,7 @@ class ClaimSource:
 
     def holds(self, clip_id: str) -> bool:
         """Whether the clip is still ours to commit."""
-        held = self._roster.find(clip_id)
-        return held is not None and held.lease.is_held
+        return self._roster.find(clip_id) is not None
 
     def release(self) -> None:
         """Free everything for others, with parts of what was done; what is still in flight counts as abandoned."""
@@ -240,6 +239,8 @@ class ClaimSource:
 
     def _next(self, bucket: str | None) -> Assignment | Wait | None:
         check_stop(self._store)
+        for held in [held for held in self._roster.held.values() if not held.lease.is_held]:
+            self._drop(held)
         self._finish_complete()
         self._audit()
         for want in (None,) if bucket is None else (bucket, None):

@@ -83,7 +83,7 @@ class Roster:
             LostLease: It is no longer ours; the clip counts as landed.
         """
         held = self.find(clip_id)
-        if held is None or not held.lease.is_held:
+        if held is None:
             self.land(clip_id)
             raise LostLease(f"clip {clip_id}: its chunk was taken over by another worker")
         return held
@@ -92,7 +92,8 @@ class Roster:
         """The chunk of a clip in flight, None when that is not ours (any more)."""
         with self.changed:
             work = self.flying.get(clip_id)
-            return None if work is None else self.held.get(work.chunk)
+            held = None if work is None else self.held.get(work.chunk)
+            return held if held is not None and held.lease.is_held else None
 
     def land(self, clip_id: str) -> Held | None:
         """The clip is no longer in flight; its chunk, if that is still ours."""
@@ -125,7 +126,7 @@ class Roster:
             epoch=held.lease.body.epoch,
             attempt=attempts.started + 1,
             alone=alone,
-            begun_before=attempts.started > attempts.failed + attempts.transient,
+            begun_before=attempts.alone or attempts.transient > 0,
         )
         self.flying[clip_id] = work
         return work
