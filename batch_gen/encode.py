@@ -30,10 +30,6 @@ TOLD: Final = (
     "guidance_low", "flow_shift", "image", "last_image",
 )  # fmt: skip
 """Fields of a request that a file's metadata tells."""
-_TO_YUV: Final = (
-    "scale=in_range=pc:out_range=tv:out_color_matrix=bt709:flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp,"
-    "format={pix_fmt},setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-)
 _KEEP_RGB: Final = "format={pix_fmt},setparams=range=pc:colorspace=gbr:color_primaries=bt709:color_trc=bt709"
 
 
@@ -198,7 +194,7 @@ def encode_args(spec: VideoSpec, settings: EncodeSettings, target: str, metadata
     """Arguments of ffmpeg that turn raw RGB24 on stdin into `target`."""
     codec = settings.spec
     pix_fmt = settings.pix_fmt or codec.pix_fmts[0]
-    filters = (_KEEP_RGB if codec.lossless else _TO_YUV).format(pix_fmt=pix_fmt)
+    filters = (_KEEP_RGB if codec.lossless else ffmpeg.TO_BT709).format(pix_fmt=pix_fmt)
     source = ["-f", "rawvideo", "-pixel_format", "rgb24", "-video_size", f"{spec.width}x{spec.height}"]
     source += ["-framerate", str(spec.fps), "-i", "pipe:0"]
     tags = ["-map_metadata", "-1"]

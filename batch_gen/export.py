@@ -45,10 +45,6 @@ _PRORES: Final[dict[Kind, tuple[str, str]]] = {
     "prores422": ("hq", "yuv422p10le"),
     "prores4444": ("4444", "yuv444p10le"),
 }
-_TO_YUV: Final = (
-    "scale=out_range=tv:out_color_matrix=bt709:flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp,"
-    "format={pix_fmt},setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +132,9 @@ def _link(source: Path, part: Path) -> None:
 def _write_prores(source: Path, spec: VideoSpec, part: Path, profile: str, pix_fmt: str) -> None:
     child = ffmpeg.Child(
         [
-            "-i", f"file:{source}", "-map", "0:v:0", "-map_metadata", "0", "-vf", _TO_YUV.format(pix_fmt=pix_fmt),
-            "-r", str(spec.fps), "-c:v", "prores_ks", "-profile:v", profile, "-vendor", "apl0",
+            "-i", f"file:{source}", "-map", "0:v:0", "-map_metadata", "0",
+            "-vf", ffmpeg.TO_BT709.format(pix_fmt=pix_fmt), "-r", str(spec.fps),
+            "-c:v", "prores_ks", "-profile:v", profile, "-vendor", "apl0",
             "-fflags", "+bitexact", "-flags:v", "+bitexact", "-f", "mov", "-y", f"file:{part}",
         ]
     )  # fmt: skip

@@ -28,6 +28,15 @@ STALL_S = 300.0
 STDERR_TAIL_BYTES = 64 * 1024
 PIPE_BYTES = 1024 * 1024
 LOW_DISK_BYTES = 1024 * 1024
+EXACT = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
+"""swscale's flags for correct rounding and full chroma in between; its default is fast and off by some."""
+TO_RGB = f"scale=flags={EXACT},format=rgb24"
+"""Filter: any input, by its own tags, to 8-bit RGB."""
+TO_BT709 = (
+    f"scale=out_range=tv:out_color_matrix=bt709:flags={EXACT},format={{pix_fmt}},"
+    "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
+)
+"""Filter: any input, by its own tags, to limited-range BT.709 in `pix_fmt`, tagged as such."""
 _F_SETPIPE_SZ = getattr(fcntl, "F_SETPIPE_SZ", None)
 
 

@@ -12,9 +12,8 @@ from batch_gen.container import read_container, reap, refused
 
 JPEG_QUALITY: Final = 2
 """ffmpeg's scale for JPEG, 2 best .. 31."""
-_RGB: Final = "flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp,format=rgb24"
 _JFIF: Final = (
-    "scale=in_range=pc:out_range=pc:out_color_matrix=bt601:flags=accurate_rnd+full_chroma_int+full_chroma_inp,"
+    f"scale=out_range=pc:out_color_matrix=bt601:flags={ffmpeg.EXACT},"
     "format=yuv444p,setparams=range=pc:colorspace=smpte170m"
 )
 
@@ -46,8 +45,8 @@ def pick_frames(path: Path, indices: Sequence[int], *, height: int | None = None
         ClipFailed: kind "verify" when the file does not decode or has fewer frames.
     """
     chosen = "+".join(f"eq(n\\,{index})" for index in indices)
-    size = f"-2:{height}:" if height else ""
-    args = ["-i", f"file:{path}", "-map", "0:v:0", "-vf", f"select={chosen},scale={size}{_RGB}"]
+    size = f",scale=-2:{height}:flags={ffmpeg.EXACT}" if height else ""
+    args = ["-i", f"file:{path}", "-map", "0:v:0", "-vf", f"select={chosen},{ffmpeg.TO_RGB}{size}"]
     args += ["-fps_mode", "passthrough", "-frames:v", str(len(indices)), "-c:v", "ppm", "-f", "image2pipe", "pipe:1"]
     child = ffmpeg.Child(args, writes=True)
     frames = _parse_ppm(child.read_all())

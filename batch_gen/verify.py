@@ -29,7 +29,6 @@ MIN_STRETCH_FRAMES: Final = 3
 MIN_STRETCH_S: Final = 0.25
 LUMA: Final = np.array([0.2126, 0.7152, 0.0722])
 """BT.709 weights of red, green and blue."""
-_TO_RGB: Final = "scale=flags=bicubic+accurate_rnd+full_chroma_int+full_chroma_inp,format=rgb24"
 
 Frame = npt.NDArray[np.uint8]
 
@@ -83,7 +82,7 @@ def decode(path: Path, expected: VideoSpec) -> Iterator[Frame]:
     Raises ClipFailed("verify") at the first frame of another size, when one is missing or one too many, and when
     ffmpeg complains.
     """
-    args = ["-i", f"file:{path}", "-map", "0:v:0", "-vf", _TO_RGB, "-fps_mode", "passthrough"]
+    args = ["-i", f"file:{path}", "-map", "0:v:0", "-vf", ffmpeg.TO_RGB, "-fps_mode", "passthrough"]
     child = ffmpeg.Child([*args, "-c:v", "ppm", "-f", "image2pipe", "pipe:1"], writes=True)
     header = f"P6\n{expected.width} {expected.height}\n255\n".encode("ascii")
     try:

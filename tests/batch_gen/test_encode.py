@@ -102,8 +102,10 @@ def test_default_quality_is_high(tmp_path: Path) -> None:
     assert min(psnr(made.path, SPEC, [frames])) > 38
 
 
-@pytest.mark.parametrize("fps", ["16", "24", "30000/1001", "24000/1001", "2997/125", "1/2", "120"])
-@pytest.mark.parametrize("codec", ["h264", "ffv1"])
+@pytest.mark.parametrize(
+    ("codec", "fps"),
+    [*(("h264", fps) for fps in ("16", "30000/1001", "24000/1001", "2997/125", "1/2", "120")), ("ffv1", "24000/1001")],
+)
 def test_rate_is_exact(tmp_path: Path, codec: str, fps: str) -> None:
     """A fractional rate is stored as that fraction, not as a rounded decimal."""
     settings = EncodeSettings(codec=codec)

@@ -45,7 +45,7 @@ def test_good_file_passes_without_flags(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["faststart", "plain", "fragmented"])
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 0.9, 0.99, 0.999])
+@pytest.mark.parametrize("share", [0.25, 0.75, 0.99, 0.999])
 def test_truncated_file_is_refused(good: Path, tmp_path: Path, kind: str, share: float) -> None:
     """An MP4 cut short at any point is refused, also where ffmpeg decodes it with exit status 0."""
     whole = variant(good, tmp_path, kind).read_bytes()
@@ -56,7 +56,7 @@ def test_truncated_file_is_refused(good: Path, tmp_path: Path, kind: str, share:
     assert caught.value.kind == "verify"
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.75, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("share", [0.5, 0.99, 0.9999])
 def test_truncated_matroska_is_refused(tmp_path: Path, share: float) -> None:
     """An MKV cut short is refused too."""
     whole = write_clip(tmp_path / "clip.mkv", moving_frames(), settings=EncodeSettings(codec="ffv1")).path
