@@ -186,13 +186,9 @@ def test_late_duplicates_are_counted(tmp_path):
     sleeper, other = world.worker("sleeper"), world.worker("other")
     work = sleeper.next()
     sleeper.started(work.clip_id)
-    for _ in range(4):
-        world.make(other, other.next())
+    world.run(other)
     world.clock.pass_s(250)
-    other.next()
-    world.clock.pass_s(250)
-    for _ in range(4):
-        world.make(other, other.next())
+    world.run(other)
     outcome = world.commit(work, b"other frames")
     sleeper.committed(work.clip_id, outcome)
     assert outcome == "nondeterministic_duplicate"
