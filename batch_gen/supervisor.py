@@ -38,7 +38,7 @@ class Replica:
 
     index: int
     engine: Engine | None = None
-    restarts: int = 0
+    losses: set[str] = field(default_factory=set)
     bucket: str | None = None
     attempt: Attempt | None = None
     step: int = 0
@@ -182,7 +182,7 @@ class Supervisor:
             try:
                 replica.engine = self.start_engine(replica.index)
             except EngineLost as error:
-                self._count_restart(replica, error)
+                self._count_loss(replica, error, f"start {time.monotonic()}")
         return replica.engine is not None
 
     def _render(self, replica: Replica, work: Assignment) -> None:
@@ -197,7 +197,8 @@ class Supervisor:
                 future = make_clip(replica.engine, attempt, self.shop)
             future.add_done_callback(lambda done: self._finished(attempt, done))
             handed_over = True
-            replica.restarts, replica.bucket = 0, str(work.request.bucket)
+            replica.losses.clear()
+            replica.bucket = str(work.request.bucket)
         except ClipFailed as error:
             self._failed(attempt, error)
         except EngineLost as error:
@@ -216,14 +217,18 @@ class Supervisor:
         log.warning("engine lost", extra={"fields": {"kind": error.kind, "clip_id": attempt.request.clip_id}})
         self.meter.failed()
         self.source.failed(attempt.request.clip_id, error.kind, error.message)
-        self._count_restart(replica, error)
+        self._count_loss(replica, error, attempt.request.clip_id)
 
-    def _count_restart(self, replica: Replica, error: EngineLost) -> None:
-        replica.restarts += 1
-        if replica.restarts > MAX_RESTARTS:
-            raise EngineLost(
-                error.kind, f"the engine was lost {replica.restarts} times in a row; last: {error.message}"
-            )
+    def _count_loss(self, replica: Replica, error: EngineLost, cause: str) -> None:
+        """One clip that kills its engine again and again is quarantined by its budget; different ones are no accident.
+
+        Raises:
+            EngineLost: too many different causes since the last clip that was rendered.
+        """
+        replica.losses.add(cause)
+        if len(replica.losses) > MAX_RESTARTS:
+            count = len(replica.losses)
+            raise EngineLost(error.kind, f"the engine was lost on {count} clips in a row; last: {error.message}")
 
     def _finished(self, attempt: Attempt, future: Future[Finished]) -> None:
         clip_id = attempt.request.clip_id

@@ -36,15 +36,16 @@ def pipeline(tmp_path, folder):
     return RemoteEngine(EngineSpec("pipeline", {"model": str(folder)}, str(tmp_path / "ranks")))
 
 
-@pytest.fixture(params=["fake", "remote", "pipeline"])
-def engine(request, tmp_path):
-    """Each engine in turn."""
+@pytest.fixture(scope="module", params=["fake", "remote", "pipeline"])
+def engine(request, tmp_path_factory):
+    """Each engine in turn; one for all tests, as one engine renders many clips."""
+    folder = tmp_path_factory.mktemp(request.param)
     if request.param == "fake":
         made = FakeEngine()
     elif request.param == "remote":
-        made = remote(tmp_path)
+        made = remote(folder)
     else:
-        made = pipeline(tmp_path, request.getfixturevalue("tiny_checkpoint"))
+        made = pipeline(folder, request.getfixturevalue("tiny_checkpoint"))
     yield made
     made.close()
 
