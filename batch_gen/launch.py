@@ -31,6 +31,7 @@ from batch_gen.request import RenderRequest
 
 _POLL_S = 0.25
 _LAST_WORDS_BYTES = 4000
+DEFAULT_STALL_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class EngineSpec:
     num_ranks: int = 1
     threads: int = 1
     cores: tuple[int, ...] = ()
-    stall_s: float = 600.0
+    stall_s: float = DEFAULT_STALL_S
     load_s: float = 3600.0
     environment: dict[str, str] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from batch_gen.engine import Array
 
-_DTYPES = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype("u1"), "float32": np.dtype("<f4"), "int64": np.dtype("<i8")}
 MAX_HEADER_BYTES = 64 << 20
 MAX_ARRAY_BYTES = 16 << 30
 _LENGTH = struct.Struct(">I")
@@ -41,7 +41,7 @@ def send(connection: socket.socket, header: dict[str, Any], arrays: Sequence[Arr
     try:
         connection.sendall(_LENGTH.pack(len(head)) + head)
         for array in packed:
-            connection.sendall(memoryview(array).cast("B") if array.size else b"")
+            connection.sendall(memoryview(array.data).cast("B") if array.size else b"")
     except (BrokenPipeError, ConnectionResetError, OSError) as error:
         raise WireClosed(f"cannot send: {error}") from error
 
@@ -70,7 +70,8 @@ def _read_array(connection: socket.socket, item: dict[str, Any]) -> Array:
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if num_bytes > MAX_ARRAY_BYTES:
         raise ValueError(f"array of {num_bytes} bytes is larger than {MAX_ARRAY_BYTES}")
-    array = np.frombuffer(_read(connection, num_bytes), dtype=dtype).reshape(shape)
+    flat: Array = np.frombuffer(_read(connection, num_bytes), dtype=dtype)
+    array = flat.reshape(shape)
     array.flags.writeable = False
     return array
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -20,10 +21,10 @@ from batch_gen.drain import Drain, install_signals
 from batch_gen.encode import EncodeSettings, VideoSpec
 from batch_gen.engine import Engine
 from batch_gen.environment import WorkerHint, worker_hint, worker_name
-from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, UsageError
+from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, EnvironmentFault, UsageError
 from batch_gen.fake_engine import FakeOptions
 from batch_gen.job import Workshop
-from batch_gen.launch import EngineSpec, RemoteEngine
+from batch_gen.launch import DEFAULT_STALL_S, EngineSpec, RemoteEngine
 from batch_gen.metrics import Meter, RunSummary
 from batch_gen.outcome import RunFacts
 from batch_gen.plan import Plan, PlanOptions, plan_run
@@ -34,6 +35,7 @@ from batch_gen.scratch import needed_bytes, open_scratch
 from batch_gen.slabs import ByteBudget
 from batch_gen.stop import check_stop, retire_stop
 from batch_gen.storage.base import Store, open_store
+from batch_gen.storage.probe import needs_probe, probe
 from batch_gen.supervisor import UNFINISHED_PER_REPLICA, Supervisor
 from batch_gen.versions import cpu_class, versions
 
@@ -67,7 +69,8 @@ def work(prepared: Prepared) -> Result:
         BatchGenError: with the exit code that the command ends with.
     """
     settings = prepared.settings
-    store = open_store(settings.out, store_options(settings))
+    store, settings = open_output(settings)
+    prepared = dataclasses.replace(prepared, settings=settings)
     name = worker_name()
     if settings.continue_:
         retire_stop(store)
@@ -82,11 +85,33 @@ def work(prepared: Prepared) -> Result:
         return render(prepared, plan, shop, drain)
 
 
+def open_output(settings: Settings) -> tuple[Store, Settings]:
+    """Open the output root in the way that its store's promises allow.
+
+    Returns:
+        The store, and the settings: `assign` becomes static where leases cannot be had, with the reason said.
+
+    Raises:
+        EnvironmentFault: what is written does not come back as it was.
+    """
+    options = store_options(settings)
+    store = open_store(settings.out, options)
+    if not needs_probe(store):
+        return store, settings
+    report = probe(store)
+    if report.verdict == "refuse":
+        raise EnvironmentFault(f"{settings.out} cannot be an output root:\n" + "\n".join(report.lines()))
+    if report.verdict == "static" and settings.assign == "lease":
+        log.warning("%s", "\n".join(report.lines()))
+        settings = settings.model_copy(update={"assign": "static"})
+    return open_store(settings.out, report.options(options)), settings
+
+
 def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Result:
     """Claim and render until nothing is left, then close the run."""
     settings = prepared.settings
-    ends: list[Callable[[ChunkEnd], None]] = []
-    options = claim_options(settings, worker_hint(settings.shard), lambda end: ends[0](end))
+    ends: list[Callable[[ChunkEnd], None]] = []  # the supervisor writes parts, and needs the source first
+    options = claim_options(settings, worker_hint(settings.shard), lambda end: ends[0](end))  # noqa: PLW0108
     meter = Meter(settings.replicas)
     with (
         ClaimSource(shop.store, plan, shop.facts.worker, options) as source,
@@ -216,23 +241,18 @@ def engine_starter(prepared: Prepared, scratch: Path, on_wait: Callable[[], None
 def engine_spec(prepared: Prepared, folder: Path, index: int) -> EngineSpec:
     """What one replica's ranks are."""
     settings, checkpoint = prepared.settings, prepared.checkpoint
-    stall = {} if settings.stall_timeout is None else {"stall_s": settings.stall_timeout}
+    stall_s = settings.stall_timeout or DEFAULT_STALL_S
     if checkpoint.folder is None:
         _, _, path = checkpoint.name.partition(":")
-        options = asdict(FakeOptions.from_file(Path(path)) if path else FakeOptions())
-        return EngineSpec("fake", options, str(folder), **stall)
+        fake = asdict(FakeOptions.from_file(Path(path)) if path else FakeOptions())
+        return EngineSpec("fake", fake, str(folder), stall_s=stall_s)
     names = ("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout")
     options = {name: getattr(settings, name) for name in names}
     options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
-    cores = tuple(range(index * settings.mesh.num_ranks, (index + 1) * settings.mesh.num_ranks))
+    num_ranks = settings.mesh.num_ranks
+    cores = tuple(range(index * num_ranks, (index + 1) * num_ranks)) if settings.device == "neuron" else ()
     return EngineSpec(
-        "pipeline",
-        options,
-        str(folder),
-        num_ranks=settings.mesh.num_ranks,
-        threads=rank_threads(settings),
-        cores=cores if settings.device == "neuron" else (),
-        **stall,
+        "pipeline", options, str(folder), num_ranks, threads=rank_threads(settings), cores=cores, stall_s=stall_s
     )
 
 

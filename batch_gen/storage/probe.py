@@ -216,6 +216,13 @@ def _file_system(store: Store) -> list[Finding]:
     return [Finding("the folder is on a local file system", ok=False, weight="advice", detail=detail)]
 
 
+def needs_probe(store: Store) -> bool:
+    """Whether a store's promises are somebody else's: everything but a folder on a local file system."""
+    if not isinstance(store, FolderStore):
+        return True
+    return (file_system_of(store.root) or "").startswith(_NETWORK_FILE_SYSTEMS)
+
+
 def file_system_of(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
     """Type of the file system that holds a path, by the longest mount point above it; None where nothing tells."""
     try:
