@@ -3,11 +3,14 @@
 B batch, L tokens, D model width.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels import backend
+from kernels.fp8_matmul import FP8_MAX_TRN2, quantize_rows
 from kernels.library import define, no_flops
 
 
@@ -41,6 +44,38 @@ def adaln(
         return x_BLD, backend.resolve("adaln_norm", _norm_op)(x_BLD, scale, shift, weight_D, bias_D, eps)
     run = backend.resolve("adaln", _op)
     return run(x_BLD, residual_BLD, gate, scale, shift, weight_D, bias_D, eps)  # type: ignore[no-any-return]
+
+
+def adaln_fp8(
+    x_BLD: Tensor,
+    residual_BLD: Tensor,
+    gate: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    weight_D: Tensor | None = None,
+    bias_D: Tensor | None = None,
+    eps: float = 1e-6,
+    fp8_max: float = FP8_MAX_TRN2,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`adaln` whose result is quantised row by row, for an FP8 matmul that follows.
+
+    Args:
+        x_BLD, residual_BLD, gate, scale, shift, weight_D, bias_D, eps: as in `adaln`; [B, L, D].
+        fp8_max: where FP8 values saturate.
+
+    Returns:
+        r: [B, L, D] in the dtype of x.
+        q: [B, L, D] float8_e4m3fn.
+        row_scale: [B, L] float32, y ~ q * row_scale.
+    """
+    run = backend.resolve("adaln_fp8", _adaln_then_quantize)
+    return run(x_BLD, residual_BLD, gate, scale, shift, weight_D, bias_D, eps, fp8_max)  # type: ignore[no-any-return]
+
+
+def _adaln_then_quantize(x: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    r, y = adaln(x, *args[:-1])
+    q, row_scale = quantize_rows(y.flatten(0, 1), args[-1])
+    return r, q.view(y.shape), row_scale.view(y.shape[:2])
 
 
 def _reference(

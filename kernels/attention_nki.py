@@ -53,7 +53,7 @@ def attention(q_BLHD: Any, k_BSHD: Any, v_BSHD: Any, scale: float | None = None,
                     l = l * a + rowsum(p); acc = acc * a + transpose(p)^T @ v
             out = acc / l; lse = m + log(l)
     """
-    num_keys = k_BSHD.shape[1] if k_valid == None else k_valid  # noqa: E711 - the language has no `is`
+    num_keys = k_BSHD.shape[1] if k_valid == None else k_valid
     check_attention(q_BLHD, k_BSHD, v_BSHD, num_keys)
     B, L, H, D = q_BLHD.shape
     out = nl.ndarray((B, L, H, D), dtype=q_BLHD.dtype, buffer=nl.shared_hbm)
@@ -70,7 +70,9 @@ def check_attention(q_BLHD: Any, k_BSHD: Any, v_BSHD: Any, num_keys: int) -> Non
     D = q_BLHD.shape[3]
     check_limit(D <= MAX_HEAD_WIDTH, f"head width is at most MAX_HEAD_WIDTH = {MAX_HEAD_WIDTH}", D)
     check_limit(k_BSHD.shape == v_BSHD.shape, "keys and values have one shape", (k_BSHD.shape, v_BSHD.shape))
-    check_limit(k_BSHD.shape[2:] == q_BLHD.shape[2:], "queries and keys have the same heads", (q_BLHD.shape, k_BSHD.shape))
+    check_limit(
+        k_BSHD.shape[2:] == q_BLHD.shape[2:], "queries and keys have the same heads", (q_BLHD.shape, k_BSHD.shape)
+    )
     check_limit(1 <= num_keys <= k_BSHD.shape[1], f"k_valid is 1 to {k_BSHD.shape[1]}", num_keys)
     check_limit(q_BLHD.dtype in FLOAT_DTYPES, f"dtype is one of FLOAT_DTYPES = {FLOAT_DTYPES}", q_BLHD.dtype)
     same = q_BLHD.dtype == k_BSHD.dtype and q_BLHD.dtype == v_BSHD.dtype
@@ -79,7 +81,7 @@ def check_attention(q_BLHD: Any, k_BSHD: Any, v_BSHD: Any, num_keys: int) -> Non
 
 def score_scale(scale: float | None, head_width: int) -> float:
     """The factor on scores; it must be positive for the maximum to commute with it."""
-    factor = head_width**-0.5 if scale == None else scale  # noqa: E711
+    factor = head_width**-0.5 if scale == None else scale
     check_limit(factor > 0.0, "scale is positive", factor)
     return float(factor)
 
@@ -91,7 +93,7 @@ def transpose_keys(keys_T: Any, k_BSHD: Any, num_keys: int) -> None:
     for b in range(B):
         for h in range(H):
 
-            def group(start: int, register: Any, rows: int, b: int = b, h: int = h) -> None:
+            def group(start: int, register: Any, rows: int) -> None:
                 natural = load_rows(k_BSHD, (b, h), (start, register, rows), k_BSHD.dtype)
                 turned = transposed(natural, rows, D)
                 where = ((b * H + h) * D) * S + start
@@ -111,8 +113,8 @@ def load_rows(x_BLHD: Any, head: tuple[int, int], where: tuple[int, Any, int], d
     base = (b * L + first) * H * D + h * D
     full = rows // PARTITIONS
     if full > 0:
-        pattern = ((H * D, PARTITIONS), (PARTITIONS * H * D, full), (1, D))
-        source = x_BLHD.ap(pattern=pattern, offset=base, scalar_offset=register, indirect_dim=1)
+        by_tile = ((H * D, PARTITIONS), (PARTITIONS * H * D, full), (1, D))
+        source = x_BLHD.ap(pattern=by_tile, offset=base, scalar_offset=register, indirect_dim=1)
         nisa.dma_copy(dst=tile[:, 0:full, :], src=source)
     rest = rows - full * PARTITIONS
     if rest > 0:
@@ -150,7 +152,7 @@ def attend(q_BLHD: Any, keys: tuple[Any, Any, Any], num_keys: int, scale: float,
     for b in range(B):
         for h in range(H):
 
-            def group(start: int, register: Any, rows: int, b: int = b, h: int = h) -> None:
+            def group(start: int, register: Any, rows: int) -> None:
                 where = (start, register, rows)
                 attend_group(q_BLHD, keys, (b, h), where, (num_keys, scale), (into, previous))
 
@@ -168,9 +170,9 @@ def attend_group(q_BLHD: Any, keys: Any, head: Any, where: Any, numbers: Any, re
         states.append(initial_state(tile, D, head, where, previous))
     for start, size in tiles(numbers[0], KEY_SECTION):
         section = load_section(keys, head, (start, size))
-        for tile, state in zip(tiles(rows, QUERY_TILE), states):  # noqa: B905 - the language has no keyword of zip
+        for tile, state in zip(tiles(rows, QUERY_TILE), states):
             attend_section(queries_T[:, tile[0] : tile[0] + tile[1]], section, size, numbers[1], state)
-    for tile, state in zip(tiles(rows, QUERY_TILE), states):  # noqa: B905
+    for tile, state in zip(tiles(rows, QUERY_TILE), states):
         finish(tile, state, head, where, into)
 
 
@@ -178,8 +180,8 @@ def initial_state(tile: Any, width: int, head: Any, where: Any, previous: Any) -
     """Running maximum, sum and numerator of a tile of queries: empty, or those of a finished part."""
     rows = tile[1]
     state = {}
-    state["fresh"] = previous == None  # noqa: E711
-    if previous == None:  # noqa: E711
+    state["fresh"] = previous == None
+    if previous == None:
         state["max"] = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         state["sum"] = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         state["acc"] = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
@@ -213,7 +215,7 @@ def load_section(keys: Any, head: Any, span: tuple[int, int]) -> Any:
     D = keys_T.shape[2]
     section["keys"] = load((D, size), keys_T[head[0], head[1], :, start : start + size], keys_T.dtype)
     section["values"] = load_rows(v_BSHD, head, (start, None, size), v_BSHD.dtype)
-    section["mask"] = None if mask == None else mask[:, start : start + size]  # noqa: E711
+    section["mask"] = None if mask == None else mask[:, start : start + size]
     return section
 
 
@@ -245,7 +247,7 @@ def scores(queries_T: Any, section: Any, chunk: tuple[int, int]) -> Any:
     rows = queries_T.shape[1]
     bank = nl.ndarray((rows, size), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=bank, stationary=queries_T, moving=section["keys"][:, start : start + size], accumulate=False)
-    if section["mask"] != None:  # noqa: E711 - a row added by a contraction of one costs TensorE less than VectorE a pass
+    if section["mask"] != None:  # a row added by a contraction of one costs TensorE less than VectorE a pass
         ones = filled((1, rows), 1.0, queries_T.dtype)
         nisa.nc_matmul(dst=bank, stationary=ones, moving=section["mask"][:, start : start + size], accumulate=True)
     return bank
@@ -273,7 +275,7 @@ def raise_maximum(tops: Any, scale: float, state: Any) -> tuple[Any, Any]:
 
 
 def add_values(product: Any, weights: Any, values: Any, first_key: int) -> None:
-    """product += weights @ values over up to 512 keys; the weights are transposed through one PSUM bank."""
+    """Add weights @ values to the product, over up to 512 keys; the weights are transposed through one PSUM bank."""
     rows, size = weights.shape
     parts = tiles(size, KEY_TILE)
     bank = nl.ndarray((PARTITIONS, len(parts) * rows), dtype=weights.dtype, buffer=nl.psum)
@@ -296,7 +298,7 @@ def add_values(product: Any, weights: Any, values: Any, first_key: int) -> None:
 
 
 def update(product: Any, sums: Any, shrink: Any, state: Any) -> None:
-    """sum = sum * shrink + new sums; numerator = numerator * shrink + product."""
+    """Shrink sum and numerator, then add the new ones."""
     rows = sums.shape[0]
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=total, op=nl.add, data=sums, axis=1)

@@ -21,27 +21,29 @@ def conv3d(
     norm_gamma: Tensor | None = None,
     silu: bool = False,
     stride: tuple[int, int, int] = (1, 1, 1),
+    context: Tensor | None = None,
 ) -> Tensor:
-    """Convolve frames that already carry their causal context; nothing is padded in time.
+    """Convolve frames behind their causal context; nothing is padded in time.
 
     With `norm_gamma`, the input is first divided by its root mean square over channels and multiplied by the gain:
     `x / max(||x||, 1e-12) * sqrt(C) * gamma`; with `silu`, SiLU follows. Zero frames stay zero through both, so that a
     caller may cache raw frames and start from zeros.
 
     Args:
-        x_BCTHW: [B, C, T, H, W] float32 or bfloat16, T = context frames + new frames.
+        x_BCTHW: [B, C, T, H, W] float32 or bfloat16, T = new frames (and context frames, if they are joined already).
         weight: [O, C, kt, kh, kw] same dtype.
         bias: [O] or None.
         padding: zeros added on each side in (height, width).
         norm_gamma: [C] gain of the channel norm, or None for no norm.
         silu: apply SiLU before the convolution.
         stride: (frames, rows, columns).
+        context: [B, C, S, H, W] frames that stand before x and go through norm and SiLU like it, or None.
 
     Returns:
-        [B, O, (T - kt) // stride + 1, H', W'] in the dtype of x.
+        [B, O, (S + T - kt) // stride + 1, H', W'] in the dtype of x; on a CPU with channels innermost in memory.
     """
     run = backend.resolve("conv3d", _op)
-    return run(x_BCTHW, weight, bias, padding, norm_gamma, silu, stride)  # type: ignore[no-any-return]
+    return run(x_BCTHW, weight, bias, padding, norm_gamma, silu, stride, context)  # type: ignore[no-any-return]
 
 
 def _reference(
@@ -52,12 +54,44 @@ def _reference(
     norm_gamma: Tensor | None,
     silu: bool,
     stride: list[int],
+    context: Tensor | None,
 ) -> Tensor:
-    if norm_gamma is not None:
-        x = channel_norm(x, norm_gamma, silu)
-    elif silu:
-        x = functional.silu(x)
-    return functional.conv3d(x, weight, bias, stride, (0, padding[0], padding[1]))
+    x = _prepare(x, norm_gamma, silu, context)
+    pads = (0, padding[0], padding[1])
+    if _onednn_takes(x):
+        # functional.conv3d sends middle-sized inputs to a path that is up to 10 times slower.
+        out: Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, pads, stride, (1, 1, 1), 1)
+        return out
+    return functional.conv3d(x, weight, bias, stride, pads)
+
+
+def _onednn_takes(x: Tensor) -> bool:
+    if not (x.is_cpu and torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):
+        return False
+    if x.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - torch has no public name for it
+    return x.dtype == torch.float32
+
+
+def _prepare(x: Tensor, gamma: Tensor | None, silu: bool, context: Tensor | None) -> Tensor:
+    """Context and frames in one tensor, after norm and SiLU; each is read once."""
+    if not x.is_cpu:
+        joined = x if context is None else torch.cat([context, x], dim=2)
+        return _act(joined, gamma, silu)
+    if context is None and gamma is None and not silu:
+        return x.contiguous(memory_format=torch.channels_last_3d)
+    parts = [x] if context is None else [context, x]
+    frames = sum(part.shape[2] for part in parts)
+    out = torch.empty(
+        (*x.shape[:2], frames, *x.shape[3:]), dtype=x.dtype, memory_format=torch.channels_last_3d, device=x.device
+    )
+    place = 0
+    for part in parts:
+        # Frame by frame: what is normed is still in the processor's cache when it is multiplied and activated.
+        for frame in part.split(1, dim=2):
+            _act(frame, gamma, silu, out[:, :, place : place + 1])
+            place += 1
+    return out
 
 
 def channel_norm(x_BCTHW: Tensor, gamma: Tensor, silu: bool = False) -> Tensor:
@@ -71,16 +105,31 @@ def channel_norm(x_BCTHW: Tensor, gamma: Tensor, silu: bool = False) -> Tensor:
     Returns:
         [B, C, T, H, W] in the dtype of x.
     """
-    wide = torch.promote_types(x_BCTHW.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(x_BCTHW, dim=1, keepdim=True, dtype=wide).clamp_min_(NORM_FLOOR)
-    gain = gamma.to(wide).view(1, -1, 1, 1, 1) * x_BCTHW.shape[1] ** 0.5
-    out = torch.div(x_BCTHW, norm).mul_(gain)
-    return (functional.silu(out, inplace=True) if silu else out).to(x_BCTHW.dtype)
+    return _act(x_BCTHW, gamma, silu)
 
 
-def _out_sizes(x: torch.Size, weight: torch.Size, padding: list[int], stride: list[int]) -> list[int]:
-    pads = (0, padding[0], padding[1])
-    return [(x[i + 2] + 2 * pads[i] - weight[i + 2]) // stride[i] + 1 for i in range(3)]
+def _act(x: Tensor, gamma: Tensor | None, silu: bool, into: Tensor | None = None) -> Tensor:
+    """Norm and SiLU, each if asked for, into `into` if given."""
+    if gamma is None:
+        out = functional.silu(x) if silu else x
+        return out if into is None else into.copy_(out)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    gain = gamma.to(wide).view(1, -1, 1, 1, 1) * x.shape[1] ** 0.5
+    work = x.to(wide)
+    norm = torch.linalg.vector_norm(work, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
+    out = into if into is not None and into.dtype == wide else torch.empty_like(work)
+    torch.div(work, norm, out=out)
+    out.mul_(gain)
+    if silu:
+        functional.silu(out, inplace=True)
+    if into is None:
+        return out.to(x.dtype)
+    return into if out is into else into.copy_(out)
+
+
+def _out_sizes(x: torch.Size, weight: torch.Size, padding: list[int], stride: list[int], before: int) -> list[int]:
+    sizes = (x[2] + before, x[3] + 2 * padding[0], x[4] + 2 * padding[1])
+    return [(size - kernel) // step + 1 for size, kernel, step in zip(sizes, weight[2:], stride, strict=True)]
 
 
 def _fake(
@@ -91,9 +140,12 @@ def _fake(
     norm_gamma: Tensor | None,
     silu: bool,
     stride: list[int],
+    context: Tensor | None,
 ) -> Tensor:
     del bias, norm_gamma, silu
-    return x.new_empty(x.shape[0], weight.shape[0], *_out_sizes(x.shape, weight.shape, padding, stride))
+    before = 0 if context is None else context.shape[2]
+    out = x.new_empty(x.shape[0], weight.shape[0], *_out_sizes(x.shape, weight.shape, padding, stride, before))
+    return out.contiguous(memory_format=torch.channels_last_3d) if _onednn_takes(x) else out
 
 
 def _flops(x_shape: torch.Size, w_shape: torch.Size, *_: object, out_shape: torch.Size, **__: object) -> int:
@@ -103,8 +155,8 @@ def _flops(x_shape: torch.Size, w_shape: torch.Size, *_: object, out_shape: torc
 
 
 _op = define(
-    "conv3d(Tensor x, Tensor weight, Tensor? bias, int[] padding, Tensor? norm_gamma, bool silu, int[] stride) "
-    "-> Tensor",
+    "conv3d(Tensor x, Tensor weight, Tensor? bias, int[] padding, Tensor? norm_gamma, bool silu, int[] stride, "
+    "Tensor? context) -> Tensor",
     reference=_reference,
     fake=_fake,
     flops=_flops,

@@ -20,17 +20,17 @@ CONTRACTION_TILE = 256  # double-row mode contracts 2 x 128 channels in one inst
 
 def fp8_matmul(
     x_MK: Tensor,
-    weight_NK: Tensor,
+    weight_KN: Tensor,
     weight_scale_N: Tensor,
     bias_N: Tensor | None = None,
     fp8_max: float = FP8_MAX_TRN2,
     x_scale_M: Tensor | None = None,
 ) -> Tensor:
-    """`x @ weight^T + bias` with x quantised per row and the product accumulated in float32.
+    """`x @ weight + bias` with x quantised per row and the product accumulated in float32.
 
     Args:
         x_MK: [M, K] bfloat16 or float32, quantised here; or float8_e4m3fn together with `x_scale_M`.
-        weight_NK: [N, K] float8_e4m3fn.
+        weight_KN: [K, N] float8_e4m3fn, the contraction first, as the kernel reads it; see `quantize_weight`.
         weight_scale_N: [N] float32, `weight * weight_scale` is the real weight.
         bias_N: [N] any float dtype, or None.
         fp8_max: the largest magnitude of the format, 240 on Trainium2 and 448 elsewhere.
@@ -40,11 +40,25 @@ def fp8_matmul(
         [M, N] in the dtype of x; bfloat16 if x is already quantised.
     """
     run = backend.resolve("fp8_matmul", _op)
-    return run(x_MK, weight_NK, weight_scale_N, bias_N, fp8_max, x_scale_M)  # type: ignore[no-any-return]
+    return run(x_MK, weight_KN, weight_scale_N, bias_N, fp8_max, x_scale_M)  # type: ignore[no-any-return]
+
+
+def quantize_weight(weight_NK: Tensor, fp8_max: float = FP8_MAX_TRN2) -> tuple[Tensor, Tensor]:
+    """A linear layer's weight as `fp8_matmul` takes it, one scale per output channel.
+
+    Args:
+        weight_NK: [N, K] any float dtype.
+        fp8_max: values saturate here.
+
+    Returns:
+        [K, N] float8_e4m3fn, contiguous, and [N] float32.
+    """
+    values, scale = quantize_rows(weight_NK, fp8_max)
+    return values.T.contiguous(), scale
 
 
 def quantize_rows(x_MK: Tensor, fp8_max: float) -> tuple[Tensor, Tensor]:
-    """FP8 values and one scale per row; also how weights are quantised, one row per output channel.
+    """FP8 values and one scale per row.
 
     Args:
         x_MK: [M, K] any float dtype.
@@ -55,8 +69,7 @@ def quantize_rows(x_MK: Tensor, fp8_max: float) -> tuple[Tensor, Tensor]:
     """
     x = x_MK.float()
     scale = x.abs().amax(dim=1).clamp_min_(AMAX_FLOOR).mul_(1.0 / fp8_max)
-    scaled = (x * scale.reciprocal().unsqueeze(1)).clamp_(-fp8_max, fp8_max)
-    return scaled.to(torch.float8_e4m3fn), scale
+    return (x * scale.reciprocal().unsqueeze(1)).to(torch.float8_e4m3fn), scale
 
 
 def _reference(
@@ -66,10 +79,10 @@ def _reference(
     dtype = torch.bfloat16 if x_scale is not None else x.dtype
     if x_scale is None:
         x, x_scale = quantize_rows(x, fp8_max)
-    total = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    total = torch.zeros(x.shape[0], weight.shape[1], dtype=torch.float32, device=x.device)
     for start in range(0, x.shape[1], CONTRACTION_TILE):
         tile = slice(start, start + CONTRACTION_TILE)
-        total += (x[:, tile].double() @ weight[:, tile].double().T).float()
+        total += (x[:, tile].double() @ weight[tile].double()).float()
     total = total * x_scale.unsqueeze(1) * weight_scale
     return (total if bias is None else total + bias.float()).to(dtype)
 
@@ -78,11 +91,11 @@ def _fake(
     x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, fp8_max: float, x_scale: Tensor | None
 ) -> Tensor:
     del weight_scale, bias, fp8_max
-    return x.new_empty(x.shape[0], weight.shape[0], dtype=x.dtype if x_scale is None else torch.bfloat16)
+    return x.new_empty(x.shape[0], weight.shape[1], dtype=x.dtype if x_scale is None else torch.bfloat16)
 
 
 def _flops(x_shape: torch.Size, w_shape: torch.Size, *_: object, **__: object) -> int:
-    return 2 * x_shape.numel() * w_shape[0]
+    return 2 * x_shape.numel() * w_shape[1]
 
 
 _op = define(

@@ -63,6 +63,10 @@ def head_norm(x_BLHD: Tensor, weight: Tensor, eps: float = 1e-6, mean_square: Te
 
 def sum_squares(q_BLHD: Tensor, k_BLHD: Tensor) -> Tensor:
     """This rank's share of the mean squares: [2, B, L] float32 sums of x^2 over H and D, to be summed over ranks."""
+    return backend.resolve("sum_squares", _stacked)(q_BLHD, k_BLHD)  # type: ignore[no-any-return]
+
+
+def _stacked(q_BLHD: Tensor, k_BLHD: Tensor) -> Tensor:
     return torch.stack((sum_square(q_BLHD), sum_square(k_BLHD)))
 
 

@@ -52,7 +52,7 @@ def ring_attention(
         ValueError: this rank is in no pair, or the pairs from it do not close to a ring.
     """
     run = backend.resolve("ring_attention", _op)
-    return run(q_BLHD, k_BSHD, v_BSHD, group, list(pairs), scale, k_valid, prefetch_depth)  # type: ignore[no-any-return]
+    return run(q_BLHD, k_BSHD, v_BSHD, group, tuple(pairs), scale, k_valid, prefetch_depth)  # type: ignore[no-any-return]
 
 
 def merged(parts: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -120,7 +120,7 @@ def ring_size(pairs: Sequence[int]) -> int:
     ring = [pairs[0]]
     while (follower := target.get(ring[-1])) != ring[0]:
         if follower is None or follower in ring:
-            raise ValueError(f"pairs {list(pairs)}: the ring from rank {ring[0]} does not close at rank {ring[-1]}")
+            raise ValueError(f"pairs {tuple(pairs)}: the ring from rank {ring[0]} does not close at rank {ring[-1]}")
         ring.append(follower)
     return len(ring)
 
@@ -134,7 +134,7 @@ def neighbours(pairs: Sequence[int], rank: int) -> tuple[int, int]:
     target = dict(zip(pairs[::2], pairs[1::2], strict=True))
     source = dict(zip(pairs[1::2], pairs[::2], strict=True))
     if rank not in target or rank not in source:
-        raise ValueError(f"rank {rank} is in no ring of pairs {list(pairs)}; pass (source, target) global ranks")
+        raise ValueError(f"rank {rank} is in no ring of pairs {tuple(pairs)}; pass (source, target) global ranks")
     return target[rank], source[rank]
 
 

@@ -50,7 +50,7 @@ def ring_attention_constmax(
         num_underflowed: [1] int32, rows (query, head) of this rank whose denominator is below MIN_DENOMINATOR.
     """
     run = backend.resolve("ring_attention_constmax", _op)
-    args = (q_BLHD, k_BSHD, v_BSHD, key_norm_BH, group, list(pairs), scale, k_valid, prefetch_depth)
+    args = (q_BLHD, k_BSHD, v_BSHD, key_norm_BH, group, tuple(pairs), scale, k_valid, prefetch_depth)
     return run(*args)  # type: ignore[no-any-return]
 
 

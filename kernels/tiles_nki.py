@@ -1,4 +1,4 @@
-"""What every NKI kernel needs: how rows are split over the two cores of LNC2 and over tiles, and how limits are checked.
+"""What every NKI kernel needs: how rows are split over the cores of LNC2 and over tiles, how limits are checked.
 
 Rules of the language that shape this code: Python loops are unrolled by the compiler and `nl.fori_loop` is not, no
 keyword-only arguments, no `is`, no operators on tensors, tuples for lists.
@@ -32,8 +32,8 @@ def check_limit(holds: bool, limit: str, found: Any) -> None:
 def my_rows(num_rows: int) -> tuple[int, int]:
     """First row and number of rows of this core: halves under LNC2.
 
-    An odd number of rows gives halves that overlap by one row, so that both cores run the same program; the shared row is
-    computed twice to the same bits.
+    An odd number of rows gives halves that overlap by one row, so that both cores run the same program; the shared row
+    is computed twice to the same bits.
     """
     if nl.num_programs() == 1:
         return 0, num_rows
@@ -45,7 +45,7 @@ def tiles(count: int, size: int) -> list[tuple[int, int]]:
     """(start, length) of the tiles of `size` that cover `count`; the last may be shorter."""
     found = []
     for start in range(0, count, size):
-        found.append((start, min(size, count - start)))  # noqa: PERF401 - the language knows no comprehensions over calls
+        found.append((start, min(size, count - start)))
     return found
 
 
@@ -88,3 +88,30 @@ def load(shape: tuple[int, ...], source: Any, dtype: Any) -> Any:
 def load_row(source: Any, offset: int, width: int, partitions: int, dtype: Any) -> Any:
     """[partitions, width] SBUF: a row of HBM, `width` elements from `offset` on, repeated on every partition."""
     return load((partitions, width), source.ap(pattern=((0, partitions), (1, width)), offset=offset), dtype)
+
+
+def rows_of(x: Any, first: int, register: Any, rows: int, width: int) -> Any:
+    """[rows, width] of a contiguous HBM tensor seen as rows of `width`, from row `first + register` on.
+
+    The register counts in rows.
+    """
+    flat = x.reshape((x.size // width, width))
+    return flat.ap(pattern=((width, rows), (1, width)), offset=first * width, scalar_offset=register, indirect_dim=0)
+
+
+def quantized(tile: Any, fp8_max: float, amax_floor: float) -> tuple[Any, Any]:
+    """FP8 rows of a [P, K] SBUF tile: float8_e4m3 [P, K] and float32 scales [P, 1], as `fp8_matmul.quantize_rows`."""
+    rows, width = tile.shape
+    size = nl.ndarray((rows, width), dtype=tile.dtype, buffer=nl.sbuf)
+    nisa.activation(dst=size, op=nl.abs, data=tile)
+    amax = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=amax, op=nl.maximum, data=size, axis=1)
+    scale = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=scale, data=amax, op0=nl.maximum, operand0=amax_floor, op1=nl.multiply, operand1=1.0 / fp8_max
+    )
+    inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=scale)
+    values = nl.ndarray((rows, width), dtype=nl.float8_e4m3, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=values, data=tile, op0=nl.multiply, operand0=inverse)
+    return values, scale

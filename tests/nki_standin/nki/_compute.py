@@ -13,7 +13,7 @@ _MIN_CYCLES = 64  # initiation interval of an instruction
 _HALVES = ("bfloat16", "float16")
 
 
-class engine(Enum):  # noqa: N801 - the documented names
+class engine(Enum):
     tensor = auto()
     vector = auto()
     scalar = auto()
@@ -23,7 +23,7 @@ class engine(Enum):  # noqa: N801 - the documented names
     unknown = auto()
 
 
-class reduce_cmd(Enum):  # noqa: N801
+class reduce_cmd(Enum):
     idle = auto()
     reset = auto()
     reduce = auto()

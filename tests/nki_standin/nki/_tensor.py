@@ -40,7 +40,7 @@ class Storage:
     def __init__(self, shape: tuple[int, ...], dtype: str, buffer: str, data: Any = None) -> None:
         self.buffer = buffer
         self.dtype = dtype
-        size = (math.prod(shape))
+        size = math.prod(shape)
         kind = NUMPY_DTYPES[dtype]
         if data is not None:
             self.data, self.written = np.ascontiguousarray(data).reshape(-1), None
@@ -78,7 +78,7 @@ class NkiTensor:
 
     @property
     def size(self) -> int:
-        return (math.prod(self.shape))
+        return math.prod(self.shape)
 
     def array(self) -> Any:
         """The NumPy view."""
@@ -202,9 +202,9 @@ class NkiTensor:
                 self.strides[d] == self.strides[d + 1] * self.shape[d + 1],
                 f"dimensions {d}, {d + 1} are not contiguous",
             )
-        merged = (math.prod(self.shape[start_dim : end_dim + 1]))
-        shape = self.shape[:start_dim] + (merged,) + self.shape[end_dim + 1 :]
-        strides = self.strides[:start_dim] + (self.strides[end_dim],) + self.strides[end_dim + 1 :]
+        merged = math.prod(self.shape[start_dim : end_dim + 1])
+        shape = (*self.shape[:start_dim], merged, *self.shape[end_dim + 1 :])
+        strides = (*self.strides[:start_dim], self.strides[end_dim], *self.strides[end_dim + 1 :])
         return self._with(shape, strides, self.offset)
 
     def reshape(self, shape: Any) -> "NkiTensor":

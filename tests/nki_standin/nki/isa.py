@@ -40,19 +40,19 @@ _FP8 = ("float8_e4m3", "float8_e5m2")
 _MATMUL_DTYPES = (*_FP8, "bfloat16", "float16", "float32")
 
 
-class dge_mode(Enum):  # noqa: N801
+class dge_mode(Enum):
     unknown = auto()
     swdge = auto()
     hwdge = auto()
     none = auto()
 
 
-class oob_mode(Enum):  # noqa: N801
+class oob_mode(Enum):
     error = auto()
     skip = auto()
 
 
-class matmul_perf_mode(Enum):  # noqa: N801
+class matmul_perf_mode(Enum):
     none = auto()
     double_row = auto()
 

@@ -15,7 +15,7 @@ int32, uint32, int16, uint16, int8, uint8 = "int32", "uint32", "int16", "uint16"
 sbuf, psum, hbm, private_hbm, shared_hbm = "sbuf", "psum", "hbm", "private_hbm", "shared_hbm"
 
 
-class tile_size:  # noqa: N801 - the documented name
+class tile_size:
     pmax = _device.NUM_PARTITIONS
     psum_fmax = _device.PSUM_BANK_BYTES // 4
     gemm_stationary_fmax = _device.STATIONARY_COLUMNS
