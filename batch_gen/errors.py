@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_FAULTS_SHOWN: Final = 40
+MANIFEST_TITLE: Final = "in the manifest (row numbers count from 0); nothing was started"
 
 
 class RetryClass(StrEnum):
@@ -172,19 +173,19 @@ class ManifestError(BatchGenError):
 
     kind = "manifest"
 
-    def __init__(self, faults: Sequence[Fault], *, num_faults: int | None = None) -> None:
+    def __init__(self, faults: Sequence[Fault], *, num_faults: int | None = None, title: str = MANIFEST_TITLE) -> None:
         self.faults = tuple(faults)
         self.num_faults = len(self.faults) if num_faults is None else num_faults
-        super().__init__(_manifest_message(self.faults, self.num_faults))
+        super().__init__(_manifest_message(self.faults, self.num_faults, title))
 
 
-def _manifest_message(faults: tuple[Fault, ...], num_faults: int) -> str:
+def _manifest_message(faults: tuple[Fault, ...], num_faults: int, title: str) -> str:
     noun = "fault" if num_faults == 1 else "faults"
-    lines = [f"{num_faults:,} {noun} in the manifest (row numbers count from 0); nothing was started"]
+    lines = [f"{num_faults:,} {noun} {title}"]
     lines += [f"  {fault}" for fault in faults[:MAX_FAULTS_SHOWN]]
     hidden = num_faults - min(len(faults), MAX_FAULTS_SHOWN)
     if hidden > 0:
-        lines.append(f"  ... and {hidden:,} more; batch-gen validate --json lists them")
+        lines.append(f"  ... and {hidden:,} more; --json lists them")
     return "\n".join(lines)
 
 

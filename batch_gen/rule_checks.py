@@ -50,7 +50,7 @@ def passes(check: Check, value: object, size_multiple: int) -> bool:
         case "chars":
             return check.low <= len(str(value)) <= check.high
         case "not_blank":
-            return clean(str(value)) != ""
+            return bool(re.match(r"\s*[0-9A-Za-z]", str(value))) or clean(str(value)) != ""
         case "no_nul":
             return "\0" not in str(value)
         case "pattern":
@@ -84,7 +84,7 @@ def explain(check: Check, value: object, size_multiple: int) -> str:
         case "no_nul":
             return "holds a NUL character; remove it"
         case "pattern":
-            return check.message.format(near=repr(_near_id(str(value))))
+            return check.message.format(near=repr(near_id(str(value))))
         case "not_in":
             return check.message
         case "multiple":
@@ -119,7 +119,8 @@ def _nearest(value: object, step: int, offset: int) -> str:
     return f"nearest are {low} and {low + step}"
 
 
-def _near_id(value: str) -> str:
+def near_id(value: str) -> str:
+    """The legal row_id nearest to a text."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-.")[:120] or "row-1"
 
 

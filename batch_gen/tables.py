@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -24,6 +24,16 @@ ROW_GROUP_ROWS: Final = 10_000
 MESSAGE_MAX_CHARS: Final = 2_000
 MAX_EXTRA_COLUMNS: Final = 64
 EXTRA_PREFIX: Final = "extra."
+FOREIGN_BATCH_ROWS: Final = 1_000
+
+EXTRA_TYPES: Final[dict[str, pa.DataType]] = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "bytes": pa.binary(),
+}
+"""Types of carried-through columns by the Python type of their cells."""
 
 _ARROW: Final[dict[str, pa.DataType]] = {
     "string": pa.string(),
@@ -109,10 +119,17 @@ CLIPS_SCHEMA: Final = pa.schema(
 
 
 def manifest_schema(
-    columns: Sequence[str] = rules.COLUMNS, extra: Mapping[str, pa.DataType] | None = None
+    columns: Sequence[str] = rules.COLUMNS,
+    extra: Mapping[str, pa.DataType] | None = None,
+    *,
+    binary: Collection[str] = (),
 ) -> pa.Schema:
-    """The canonical schema of a manifest with the given schema columns, extra columns after them."""
-    known = [pa.field(name, _ARROW[rules.BY_COLUMN[name].type]) for name in columns]
+    """The canonical schema of a manifest with the given schema columns, extra columns after them.
+
+    Image columns named in `binary` hold bytes, otherwise paths and URIs.
+    """
+    types = {name: pa.binary() if name in binary else _ARROW[rules.BY_COLUMN[name].type] for name in columns}
+    known = [pa.field(name, kind) for name, kind in types.items()]
     return pa.schema([*known, *(pa.field(name, kind) for name, kind in (extra or {}).items())])
 
 
@@ -170,6 +187,25 @@ def read_rows(source: Source, columns: Sequence[str] | None = None) -> list[dict
     """A whole Parquet file or body as dicts; for small tables and tests."""
     rows: list[dict[str, Any]] = read_table(source, columns).to_pylist()
     return rows
+
+
+def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of any Parquet file as dicts, in order.
+
+    Raises:
+        ValueError: The file is not sound Parquet.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=FOREIGN_BATCH_ROWS):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"cannot be read as Parquet ({str(error).splitlines()[0][:200]})") from error
+
+
+def column_types(path: Path) -> dict[str, pa.DataType]:
+    """Names and Arrow types of a Parquet file's columns."""
+    return {field.name: field.type for field in pq.read_schema(path)}
 
 
 def merge_metrics(parts: Iterable[Source]) -> bytes:

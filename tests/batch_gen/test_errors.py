@@ -71,4 +71,4 @@ def test_many_faults_are_cut_and_counted() -> None:
     lines = str(ManifestError(faults, num_faults=1_000_000)).splitlines()
     assert lines[0].startswith("1,000,000 faults in the manifest")
     assert len(lines) == errors.MAX_FAULTS_SHOWN + 2
-    assert lines[-1] == "  ... and 999,960 more; batch-gen validate --json lists them"
+    assert lines[-1] == "  ... and 999,960 more; --json lists them"
