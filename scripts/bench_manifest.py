@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 TARGET_CPU_S = 15.0
 TARGET_BYTES = 400e6
 TARGET_ROWS = 1_000_000
-WORDS = "amber fox river stone cloud lantern harbor meadow copper engine winter signal garden bridge".split()
+WORDS = ["amber", "fox", "river", "stone", "cloud", "lantern", "harbor", "meadow", "copper", "engine", "winter"]
 
 
 def write(path: Path, num_rows: int, kind: str) -> None:

@@ -273,7 +273,7 @@ WHERES = {
     "tag like 3": "like needs 'text' with % and _ as its wildcards",
     "shade = 'a'": "no column 'shade' in the manifest; it has",
     "tag > 3": "column 'tag' holds string; compare it with a constant of that type",
-    "__import__('os').system('true')": 'cannot read ".system(\\'tru" at character 17',
+    "__import__('os').system('true')": 'cannot read ".system(\'tru" at character 17',
     "tag; drop": "cannot read '; drop' at character 4",
     "": "expected a column at character 1",
     "tag = 'none'": "leave no clip of the manifest",
