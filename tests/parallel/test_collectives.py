@@ -1,5 +1,8 @@
 """Meshes and collectives on real processes."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -79,6 +82,31 @@ def test_collectives_compile_in_one_graph(pool):
     assert all(count == 1 and equal for count, _, equal in results)
     assert len({tuple(ops) for _, ops, _ in results}) == 1
     assert sum("all_reduce" in op for op in results[0][1]) == 1
+
+
+FAKE_WORLD = """
+import sys, torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from models.parallel.layout import AXES, Degrees, make_layout
+from models.parallel.mesh import build_mesh
+layout = make_layout("trn2-a", Degrees(tp=4, cp=8, cfg=2))
+for rank in (0, 12, 63):
+    dist.init_process_group("fake", rank=rank, world_size=64, store=FakeStore())
+    mesh = build_mesh(layout)
+    for names in (("tp",), ("cp",), ("cfg",), ("cp", "tp"), AXES):
+        axis = mesh.axis(*names)
+        assert axis.ranks == layout.group(rank, *names)
+        assert dist.get_process_group_ranks(axis.process_group) == sorted(axis.ranks)
+    pairs = mesh.ring_pairs("cp")
+    assert sorted(pairs[::2]) == sorted(pairs[1::2]) == list(range(64))
+    dist.destroy_process_group()
+"""
+
+
+def test_full_machine_mesh():
+    """The 64-rank mesh of layout A has the groups of its table on any rank, and its rings cover the world."""
+    result = subprocess.run([sys.executable, "-c", FAKE_WORLD], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_world_of_another_size_is_refused(pool):

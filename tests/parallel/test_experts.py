@@ -158,6 +158,8 @@ def test_all_ranks_trace_one_graph(pool, tiny, attention, sequence):
     assert len(first) == 1
     assert all(graphs == first for graphs, _ in results)
     targets = [target for target, _, _ in first[0]]
+    groups = [args[-1] for target, args, _ in first[0] if "_c10d_functional" in target and "wait_tensor" not in target]
+    assert set(groups) == {"<tp>", "<cp>"}
     assert sum("ring_attention" in target for target in targets) == (3 if attention == "ring" else 0)
 
 

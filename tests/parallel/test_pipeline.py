@@ -90,14 +90,14 @@ def test_guidance_rules_on_halves(pool, tiny, high, low):
 
 @pytest.mark.parametrize("degrees", [FULL, Degrees(cp=4, tp=2), Degrees(tp=4)], ids=str)
 def test_lower_precision(pool, tiny, references, degrees):
-    """In bfloat16 a mesh is at most 1.5 times as far from float32 as one process in bfloat16 is, at every judged step."""
+    """In bfloat16 a mesh is at most 1.2 times as far from float32 as one process in bfloat16 is, at every judged step."""
     expected = references["odd"]
     half = PipelineOptions(dtype="bfloat16")
     alone = WanPipeline.load(tiny, half)
     [rendered, *_] = pool.run(clips.render, degrees, tiny, half, expected)
     for step, exact in expected.velocities.items():
         floor = clips.distance(clips.velocity(alone, expected.sampling, step, expected.latents[step]), exact)
-        assert clips.distance(rendered.velocities[step], exact) <= 1.5 * floor
+        assert clips.distance(rendered.velocities[step], exact) <= 1.2 * floor
 
 
 @pytest.mark.parametrize(

@@ -136,12 +136,16 @@ def test_torus_groups_need_not_be_ascending():
 
 @given(TORUS_MESHES)
 def test_every_torus_layout_is_routable(degrees):
-    """Each group of each replica of each power-of-two mesh is routable, and the replicas fill the machine disjointly."""
+    """Each group, over one axis or several, of each replica of each power-of-two mesh is routable; the replicas fill the machine disjointly."""
     layouts = plan_replicas("trn2", degrees, TRN2_CORES // degrees.size)
     assert sorted(core for layout in layouts for core in layout.cores) == list(range(TRN2_CORES))
     for layout in layouts:
         assert is_routable(layout.cores)
         assert layout.unroutable() == []
+        flattened = [
+            group for names in [("cp", "tp"), ("cfg", "tp"), ("cfg", "cp"), AXES] for group in layout.groups(*names)
+        ]
+        assert all(is_routable([layout.cores[rank] for rank in group]) for group in flattened)
         check_routable(layout)
 
 
