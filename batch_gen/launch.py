@@ -255,6 +255,8 @@ def _environment(spec: EngineSpec, rank: int) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        # The ranks of a replica share a machine: their connections are no business of its network.
+        "GLOO_SOCKET_IFNAME": next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo"),
     }
     if spec.cores:
         wanted["NEURON_RT_VISIBLE_CORES"] = str(spec.cores[rank])

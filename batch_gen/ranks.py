@@ -35,6 +35,18 @@ if TYPE_CHECKING:
 
     from models.wan.pipeline import Sampling, WanPipeline
 
+# Fields that PipelineSpec and PipelineOptions share.
+_OPTIONS = (
+    "dtype",
+    "solver",
+    "decode",
+    "attention",
+    "long_prompt",
+    "text_cache_bytes",
+    "device",
+    "experts",
+    "tp_sequence_parallel",
+)
 _AGREED = (RetryClass.CLIP, RetryClass.INPUT)
 
 
@@ -63,6 +75,8 @@ class PipelineSpec:
     mesh: dict[str, int] = field(default_factory=lambda: {"tp": 1, "cp": 1, "cfg": 1})
     layout: str = "arithmetic"
     text_cache_bytes: int = 256 << 20
+    experts: str = "resident"
+    tp_sequence_parallel: bool = False
 
 
 class Control(Protocol):
@@ -171,8 +185,7 @@ def build_pipeline_engine(
     """
     from models.wan.pipeline import PipelineOptions, WanPipeline
 
-    names = ("dtype", "solver", "decode", "attention", "long_prompt", "text_cache_bytes", "device")
-    options = PipelineOptions(**{name: getattr(spec, name) for name in names})
+    options = PipelineOptions(**{name: getattr(spec, name) for name in _OPTIONS})
     if control_ranks == 1:
         return PipelineEngine(WanPipeline.load(Path(spec.model), options)), Alone()
     from models.parallel.control import MeshControl

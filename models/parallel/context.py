@@ -106,6 +106,8 @@ class SpreadAttention:
         """[B, N, H, D] each, `k_valid` = tokens of the clip -> out [B, N, H, D] and log-sum-exp [B, H, N] float32."""
         axis = self.tokens.context
         num_tokens = k_BNHD.shape[1] * axis.size if k_valid is None else k_valid
+        if axis.is_trivial:
+            return attention(q_BNHD, k_BNHD, v_BNHD, scale, num_tokens)
         kind = self.kind or choose(2 * k_BNHD.numel() * k_BNHD.element_size() * axis.size)
         if kind == "gather":
             blocks = gather_blocks(torch.stack((k_BNHD, v_BNHD)), axis)
