@@ -213,14 +213,16 @@ class ClaimSource:
 
     def summary(self) -> Tally:
         """The whole run by its done log: committed and quarantined clips of finished chunks."""
-        self._done.refresh()
-        self._done.compact()
-        return self._done.tally()
+        with self._claiming:
+            self._done.refresh()
+            self._done.compact()
+            return self._done.tally()
 
     def num_unfinished(self) -> int:
         """Chunks of the plan (of this shard) without an entry in the done log."""
-        self._seeker.refresh()
-        return len(self._seeker.open_chunks(()))
+        with self._claiming:
+            self._seeker.refresh()
+            return len(self._seeker.open_chunks(()))
 
     def renew_due(self) -> None:
         """Renew what is old enough, if something moved lately. The thread of this object calls it."""

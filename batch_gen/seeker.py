@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from batch_gen.storage.base import Store
 
 MIN_LOOK_S: Final = 0.02
+POLL_S: Final = 5.0
 
 
 class Seeker:
@@ -90,7 +91,7 @@ class Seeker:
         since this worker fell idle, and it has waited for `linger_s`.
         """
         now = self._owner.clock()
-        if now - self._refreshed_at > min(self._owner.ttl_s / 3, 10.0) or not self.open_chunks(held):
+        if now - self._refreshed_at > min(self._owner.ttl_s / 3, POLL_S) or not self.open_chunks(held):
             self.refresh()
         remaining = self.open_chunks(held)
         if not remaining:
@@ -101,7 +102,7 @@ class Seeker:
         if now - self._idle_since >= linger_s and all(self._watch.is_alive(chunk.id) for chunk in remaining):
             return None
         soonest = min(self._next_look.get(chunk.id, now) for chunk in remaining)
-        return max(MIN_LOOK_S, soonest - now)
+        return max(MIN_LOOK_S, min(soonest - now, POLL_S))
 
     def _mine(self) -> list[Chunk]:
         if self._shard is None:

@@ -19,11 +19,20 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    FlexibleChecksumError,
+    IncompleteReadError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ReadTimeoutError,
+    ResponseStreamingError,
+)
 
 from batch_gen.errors import EnvironmentFault, StoreError, UsageError
 from batch_gen.storage.base import (
@@ -43,8 +52,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 NUM_TRIES_409: Final = 8
-BASE_WAIT_409_S: Final = 0.05
-MAX_WAIT_409_S: Final = 2.0
+NUM_TRIES_READ: Final = 6
+BASE_WAIT_S: Final = 0.05
+MAX_WAIT_S: Final = 2.0
+T = TypeVar("T")
+_BROKEN_OFF: Final = (IncompleteReadError, ResponseStreamingError, ReadTimeoutError, FlexibleChecksumError)
 _MISSING: Final = {"NoSuchKey", "404", "NotFound"}
 _CHECKSUM_CODES: Final = {"BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest", "XAmzContentSHA256Mismatch"}
 _PERMANENT: Final = {
@@ -102,39 +114,32 @@ class S3Store:
 
     def get(self, key: str) -> Blob | None:
         """See `Store.get`."""
-        with self._explained(key):
-            try:
-                answer = self._small.get_object(Bucket=self._bucket, Key=self._full(key))
-                return Blob(answer["Body"].read(), answer["ETag"])
-            except ClientError as error:
-                if _code(error) in _MISSING:
-                    return None
-                raise
+
+        def read() -> Blob:
+            answer = self._small.get_object(Bucket=self._bucket, Key=self._full(key))
+            return Blob(answer["Body"].read(), answer["ETag"])
+
+        return self._read(key, read)
 
     def head(self, key: str) -> Head | None:
         """See `Store.head`."""
-        with self._explained(key):
-            try:
-                answer = self._small.head_object(Bucket=self._bucket, Key=self._full(key), ChecksumMode="ENABLED")
-            except ClientError as error:
-                if _code(error) in _MISSING:
-                    return None
-                raise
-        return _head(answer)
+
+        def read() -> Head:
+            return _head(self._small.head_object(Bucket=self._bucket, Key=self._full(key), ChecksumMode="ENABLED"))
+
+        return self._read(key, read)
 
     def download(self, key: str, path: Path) -> Head | None:
         """See `Store.download`."""
-        with self._explained(key):
-            try:
-                answer = self._large.get_object(Bucket=self._bucket, Key=self._full(key), ChecksumMode="ENABLED")
-            except ClientError as error:
-                if _code(error) in _MISSING:
-                    return None
-                raise
+
+        def read() -> Head:
+            answer = self._large.get_object(Bucket=self._bucket, Key=self._full(key), ChecksumMode="ENABLED")
             with path.open("wb") as target:
                 for block in answer["Body"].iter_chunks(COPY_BLOCK_BYTES):
                     target.write(block)
-        return _head(answer)
+            return _head(answer)
+
+        return self._read(key, read)
 
     def create(
         self,
@@ -201,6 +206,22 @@ class S3Store:
     def _full(self, key: str) -> str:
         return f"{self._prefix}/{key}" if self._prefix else key
 
+    def _read(self, key: str, read: Callable[[], T]) -> T | None:
+        """Read, None when the key is missing; botocore does not try again when an answer breaks off in its body."""
+        for number in range(NUM_TRIES_READ):
+            with self._explained(key):
+                try:
+                    return read()
+                except ClientError as error:
+                    if _code(error) in _MISSING:
+                        return None
+                    raise
+                except _BROKEN_OFF:
+                    if number == NUM_TRIES_READ - 1:
+                        raise
+            self._sleep(random.uniform(0.5, 1.0) * BASE_WAIT_S * 2**number)
+        return None
+
     def _write(self, write: _Write) -> str | None:
         """Put an object; return its etag, None when the condition failed for good."""
         for number in range(NUM_TRIES_409):
@@ -211,7 +232,7 @@ class S3Store:
                     return self._refused(write, error, retried=number > 0 or _num_retries(error) > 0)
             except BotoCoreError as error:
                 return self._unanswered(write, error)
-            self._sleep(random.uniform(0.5, 1.0) * min(BASE_WAIT_409_S * 2**number, MAX_WAIT_409_S))
+            self._sleep(random.uniform(0.5, 1.0) * min(BASE_WAIT_S * 2**number, MAX_WAIT_S))
         raise StoreError(f"{self.url}/{write.key}: {NUM_TRIES_409} times in a row another write was in the way (409)")
 
     def _send(self, write: _Write) -> str:
