@@ -138,7 +138,8 @@ def over_tokens(inputs: Any, parameters: Any, eps: float, outputs: Any, fp8_max:
         vectors = folded(parameters, b, L, D, None)
 
         def group(start: int, register: Any, rows: int) -> None:
-            for offset, size in tiles(rows, PARTITIONS):
+            for span in tiles(rows, PARTITIONS):
+                offset, size = span
                 where = (b, start + offset, register, size)
                 token_tile(inputs, (parameters, gate, vectors), eps, where, (outputs, fp8_max))
 
@@ -246,7 +247,8 @@ def normalized(r: Any, vectors: Any, eps: float) -> Any:
     factor, offset = vectors
     chunks = tiles(D, STATISTICS_CHUNK)
     statistics = nl.ndarray((rows, 6 * len(chunks)), dtype=nl.float32, buffer=nl.sbuf)
-    for index, (start, size) in enumerate(chunks):
+    for index in range(len(chunks)):
+        start, size = chunks[index]
         nisa.bn_stats(dst=statistics[:, 6 * index : 6 * index + 6], data=r[:, start : start + size])
     moments = nl.ndarray((rows, 2), dtype=nl.float32, buffer=nl.sbuf)
     nisa.bn_aggr(dst=moments, data=statistics)

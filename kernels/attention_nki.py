@@ -129,7 +129,9 @@ def load_rows(x_BLHD: Any, head: tuple[int, int], where: tuple[int, Any, int], d
 def transposed(rows_tile: Any, num_rows: int, width: int) -> Any:
     """[width, num_rows] SBUF from [128, tiles, width] SBUF with up to 512 rows, through one PSUM bank."""
     bank = nl.ndarray((width, num_rows), dtype=rows_tile.dtype, buffer=nl.psum)
-    for index, (start, size) in enumerate(tiles(num_rows, PARTITIONS)):
+    spans = tiles(num_rows, PARTITIONS)
+    for index in range(len(spans)):
+        start, size = spans[index]
         nisa.nc_transpose(dst=bank[:, start : start + size], data=rows_tile[0:size, index, :])
     turned = nl.ndarray((width, num_rows), dtype=rows_tile.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=turned, src=bank)
@@ -165,21 +167,24 @@ def attend_group(q_BLHD: Any, keys: Any, head: Any, where: Any, numbers: Any, re
     rows = where[2]
     queries_T = transposed(load_rows(q_BLHD, head, where, q_BLHD.dtype), rows, D)
     into, previous = results
+    query_tiles = tiles(rows, QUERY_TILE)
     states = []
-    for tile in tiles(rows, QUERY_TILE):
+    for tile in query_tiles:
         states.append(initial_state(tile, D, head, where, previous))
-    for start, size in tiles(numbers[0], KEY_SECTION):
+    for span in tiles(numbers[0], KEY_SECTION):
+        start, size = span
         section = load_section(keys, head, (start, size))
-        for tile, state in zip(tiles(rows, QUERY_TILE), states):
-            attend_section(queries_T[:, tile[0] : tile[0] + tile[1]], section, size, numbers[1], state)
-    for tile, state in zip(tiles(rows, QUERY_TILE), states):
-        finish(tile, state, head, where, into)
+        for index in range(len(query_tiles)):
+            first, count = query_tiles[index]
+            attend_section(queries_T[:, first : first + count], section, size, numbers[1], states[index])
+    for index in range(len(query_tiles)):
+        finish(query_tiles[index], states[index], head, where, into)
 
 
 def initial_state(tile: Any, width: int, head: Any, where: Any, previous: Any) -> Any:
     """Running maximum, sum and numerator of a tile of queries: empty, or those of a finished part."""
     rows = tile[1]
-    state = {}
+    state = dict()
     state["fresh"] = previous == None
     if previous == None:
         state["max"] = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -211,7 +216,7 @@ def load_section(keys: Any, head: Any, span: tuple[int, int]) -> Any:
     """Keys [D, n] and values [128, tiles, D] of one section in SBUF, and its part of the mask."""
     keys_T, v_BSHD, mask = keys
     start, size = span
-    section = {}
+    section = dict()
     D = keys_T.shape[2]
     section["keys"] = load((D, size), keys_T[head[0], head[1], :, start : start + size], keys_T.dtype)
     section["values"] = load_rows(v_BSHD, head, (start, None, size), v_BSHD.dtype)
@@ -225,13 +230,15 @@ def attend_section(queries_T: Any, section: Any, num_keys: int, scale: float, st
     chunks = tiles(num_keys, KEY_CHUNK)
     tops = nl.ndarray((rows, len(chunks)), dtype=nl.float32, buffer=nl.sbuf)
     banks = []
-    for index, chunk in enumerate(chunks):
+    for index in range(len(chunks)):
+        chunk = chunks[index]
         banks.append(scores(queries_T, section, chunk))
         nisa.tensor_reduce(dst=tops[:, index : index + 1], op=nl.maximum, data=banks[index], axis=1)
     minus_max, shrink = raise_maximum(tops, scale, state)
     sums = nl.ndarray((rows, len(chunks)), dtype=nl.float32, buffer=nl.sbuf)
     product = nl.ndarray((rows, D), dtype=nl.float32, buffer=nl.psum)
-    for index, (start, size) in enumerate(chunks):
+    for index in range(len(chunks)):
+        start, size = chunks[index]
         weights = nl.ndarray((rows, size), dtype=queries_T.dtype, buffer=nl.sbuf)
         nisa.activation(
             dst=weights, op=nl.exp, data=banks[index], bias=minus_max, scale=scale,
@@ -280,7 +287,8 @@ def add_values(product: Any, weights: Any, values: Any, first_key: int) -> None:
     parts = tiles(size, KEY_TILE)
     bank = nl.ndarray((PARTITIONS, len(parts) * rows), dtype=weights.dtype, buffer=nl.psum)
     turned = nl.ndarray((PARTITIONS, len(parts) * rows), dtype=weights.dtype, buffer=nl.sbuf)
-    for index, (start, keys) in enumerate(parts):
+    for index in range(len(parts)):
+        start, keys = parts[index]
         nisa.nc_transpose(dst=bank[0:keys, index * rows : (index + 1) * rows], data=weights[:, start : start + keys])
     full = size // KEY_TILE * rows
     if full > 0:
@@ -288,7 +296,8 @@ def add_values(product: Any, weights: Any, values: Any, first_key: int) -> None:
     if size % KEY_TILE > 0:
         rest = size % KEY_TILE
         nisa.tensor_copy(dst=turned[0:rest, full : full + rows], src=bank[0:rest, full : full + rows])
-    for index, (start, keys) in enumerate(parts):
+    for index in range(len(parts)):
+        start, keys = parts[index]
         nisa.nc_matmul(
             dst=product,
             stationary=turned[0:keys, index * rows : (index + 1) * rows],

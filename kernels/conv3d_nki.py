@@ -66,11 +66,12 @@ def conv3d(
     check_conv(x_BCTHW, weight)
     B, C = x_BCTHW.shape[0:2]
     frames = frame_list(x_BCTHW, context)
-    sizes = output_sizes((len(frames), *x_BCTHW.shape[3:]), weight.shape, padding, stride)
-    out = nl.ndarray((B, weight.shape[0], *sizes), dtype=x_BCTHW.dtype, buffer=nl.shared_hbm)
+    sizes = output_sizes((len(frames), x_BCTHW.shape[3], x_BCTHW.shape[4]), weight.shape, padding, stride)
+    out = nl.ndarray((B, weight.shape[0], sizes[0], sizes[1], sizes[2]), dtype=x_BCTHW.dtype, buffer=nl.shared_hbm)
     gains = norm_gains(norm_gamma, C)
-    for start, size in tiles(weight.shape[0], group_channels(weight)):
-        kernel = {}
+    for span in tiles(weight.shape[0], group_channels(weight)):
+        start, size = span
+        kernel = dict()
         kernel["weights"] = weight_tiles(weight, start, size)
         kernel["biases"] = bias_tiles(bias, start, size)
         kernel["gains"], kernel["silu"] = gains, silu
@@ -115,7 +116,7 @@ def item_bytes(dtype: Any) -> int:
     return 4 if dtype == nl.float32 else 2
 
 
-def group_channels(weight: Any) -> int:
+def group_channels(weight: Any) -> Any:
     """Output channels whose weights fit WEIGHT_BYTES of SBUF: a multiple of 128."""
     outs, C, kt, kh, kw = weight.shape
     per_tile = (C + PARTITIONS - 1) // PARTITIONS * kt * kh * kw * PARTITIONS * item_bytes(weight.dtype)
@@ -127,9 +128,11 @@ def weight_tiles(weight: Any, start: int, count: int) -> Any:
     _, C, kt, kh, kw = weight.shape
     taps = kt * kh * kw
     found = []
-    for c, channels in tiles(C, PARTITIONS):
+    for span in tiles(C, PARTITIONS):
+        c, channels = span
         turned = nl.ndarray((channels, taps, count), dtype=weight.dtype, buffer=nl.sbuf)
-        for o, outs in tiles(count, PARTITIONS):
+        for part in tiles(count, PARTITIONS):
+            o, outs = part
             pattern = ((C * taps, outs), (taps, channels), (1, taps))
             source = weight.ap(pattern=pattern, offset=((start + o) * C + c) * taps)
             natural = load((outs, channels, taps), source, weight.dtype)
@@ -144,7 +147,8 @@ def weight_tiles(weight: Any, start: int, count: int) -> Any:
 def bias_tiles(bias: Any, start: int, count: int) -> Any:
     """Per tile of 128 output channels: [channels, 1] float32 SBUF, or None."""
     found: Any = []
-    for o, outs in tiles(count, PARTITIONS):
+    for span in tiles(count, PARTITIONS):
+        o, outs = span
         if bias == None:
             found.append(None)
         else:
@@ -157,7 +161,8 @@ def norm_gains(norm_gamma: Any, channels: int) -> Any:
     if norm_gamma == None:
         return None
     found = []
-    for c, size in tiles(channels, PARTITIONS):
+    for span in tiles(channels, PARTITIONS):
+        c, size = span
         gain = load((size, 1), norm_gamma.ap(pattern=((1, size), (1, 1)), offset=c), nl.float32)
         nisa.tensor_scalar(dst=gain, data=gain, op0=nl.multiply, operand0=float(channels) ** 0.5)
         found.append(gain)
@@ -173,7 +178,8 @@ def over_rows(inputs: Any, kernel: Any, b: int, out: Any) -> None:
     start, end = first, first + count
     pad, stride, reach = kernel["padding"][0], kernel["stride"][1], kernel["taps"][1]
     if stride > 1:  # a register counts rows of one tensor, and input and output rows differ
-        for offset, rows in tiles(count, height):
+        for span in tiles(count, height):
+            offset, rows = span
             over_columns(inputs, kernel, b, (start + offset, None, rows), out)
         return
     if start < pad:
@@ -195,17 +201,14 @@ def over_rows(inputs: Any, kernel: Any, b: int, out: Any) -> None:
 def over_columns(inputs: Any, kernel: Any, b: int, rows: Any, out: Any) -> None:
     """One block of output rows: every tile of columns, every frame; the window's frames are kept while it moves."""
     kt = kernel["taps"][0]
-    for column, width in tiles(out.shape[4], COLUMN_TILE):
-        frames = {}
+    for span in tiles(out.shape[4], COLUMN_TILE):
+        column, width = span
+        window: Any = []
         for t in range(out.shape[2]):
-            window = []
-            for tap in range(kt):
-                frame = t * kernel["stride"][0] + tap
-                if str(frame) not in frames:
-                    frames[str(frame)] = normalized(inputs[frame], kernel, b, rows, (column, width))
-                window.append(frames[str(frame)])
-            if t * kernel["stride"][0] - 1 >= 0:
-                frames.pop(str(t * kernel["stride"][0] - 1), None)
+            window = window[kernel["stride"][0] :]
+            for tap in range(len(window), kt):
+                frame = inputs[t * kernel["stride"][0] + tap]
+                window.append(normalized(frame, kernel, b, rows, (column, width)))
             convolve(window, kernel, (b, t), rows, (column, width), out)
 
 
@@ -219,7 +222,8 @@ def normalized(source: Any, kernel: Any, b: int, rows: Any, columns: Any) -> Any
         return raw
     inverse = None if kernel["gains"] == None else inverse_norms(raw)
     found = []
-    for index, tile in enumerate(raw):
+    for index in range(len(raw)):
+        tile = raw[index]
         result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
         op = nl.silu if kernel["silu"] else nl.copy
         if inverse == None:
@@ -267,9 +271,11 @@ def inverse_norms(raw: Any) -> Any:
         nisa.activation(dst=square, op=nl.square, data=tile)
         squares.append(square.reshape((tile.shape[0], height * width)))
     inverse = nl.ndarray((partitions, height * width), dtype=nl.float32, buffer=nl.sbuf)
-    for start, size in tiles(height * width, MATMUL_COLUMNS):
+    for span in tiles(height * width, MATMUL_COLUMNS):
+        start, size = span
         bank = nl.ndarray((partitions, size), dtype=nl.float32, buffer=nl.psum)
-        for index, square in enumerate(squares):
+        for index in range(len(squares)):
+            square = squares[index]
             ones = filled((square.shape[0], partitions), 1.0, square.dtype)
             nisa.nc_matmul(dst=bank, stationary=ones, moving=square[:, start : start + size], accumulate=index > 0)
         floored = nl.ndarray((partitions, size), dtype=nl.float32, buffer=nl.sbuf)
@@ -283,7 +289,9 @@ def convolve(window: Any, kernel: Any, frame: Any, rows: Any, columns: Any, out:
     (b, t), (row, register, height), (column, width) = frame, rows, columns
     _, num_outs, T2, H2, W2 = out.shape
     count = kernel["weights"][0].shape[2]
-    for index, (o, outs) in enumerate(tiles(count, PARTITIONS)):
+    spans = tiles(count, PARTITIONS)
+    for index in range(len(spans)):
+        o, outs = spans[index]
         bank = nl.ndarray((outs, height, width), dtype=nl.float32, buffer=nl.psum)
         add_taps(bank, window, kernel, (o, outs))
         result = nl.ndarray((outs, height, width), dtype=out.dtype, buffer=nl.sbuf)
@@ -303,7 +311,8 @@ def add_taps(bank: Any, window: Any, kernel: Any, outs: Any) -> None:
     started = False
     for tap in range(kt * kh * kw):
         dt, dy, dx = tap // (kh * kw), tap // kw % kh, tap % kw
-        for index, weights in enumerate(kernel["weights"]):
+        for index in range(len(kernel["weights"])):
+            weights = kernel["weights"][index]
             shifted = window[dt][index][
                 :, dy : dy + (height - 1) * down + 1 : down, dx : dx + (width - 1) * right + 1 : right
             ]

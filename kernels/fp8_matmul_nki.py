@@ -74,11 +74,14 @@ def fp8_matmul(
     def group(start: int, register: Any, rows: int) -> None:
         where = (start, register, rows)
         activations, scales = quantized_group(x_MK, x_scale_M, where, fp8_max)
-        for n, width in tiles(N, MATMUL_COLUMNS):
+        for span in tiles(N, MATMUL_COLUMNS):
+            n, width = span
             weights = weight_tile(weight_KN, n, width)
             factors = load_row(weight_scale_N, n, width, PARTITIONS, nl.float32)
             bias = None if bias_N == None else load_row(bias_N, n, width, PARTITIONS, nl.float32)
-            for index, tile in enumerate(tiles(rows, PARTITIONS)):
+            spans = tiles(rows, PARTITIONS)
+            for index in range(len(spans)):
+                tile = spans[index]
                 bank = contracted(activations, weights, tile, width)
                 result = scaled(bank, scales[index], factors, bias, out.dtype)
                 target = out.ap(
@@ -100,7 +103,8 @@ def quantized_group(x_MK: Any, x_scale_M: Any, where: Any, fp8_max: float) -> An
     if K % CONTRACTION_TILE != 0:
         nisa.memset(dst=turned[:, num_tiles - 1, :, :], value=0.0)
     scales = []
-    for offset, size in tiles(rows, PARTITIONS):
+    for span in tiles(rows, PARTITIONS):
+        offset, size = span
         natural = load((size, K), rows_of(x_MK, start + offset, register, size, K), x_MK.dtype)
         if x_scale_M == None:
             values, scale = quantized(natural, fp8_max, AMAX_FLOOR)
@@ -117,7 +121,8 @@ def turn(turned: Any, values: Any) -> None:
     rows, K = values.shape
     exact = nl.ndarray((rows, K), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.tensor_copy(dst=exact, src=values, engine=nisa.engine.scalar)
-    for start, size in tiles(K, PARTITIONS):
+    for span in tiles(K, PARTITIONS):
+        start, size = span
         bank = nl.ndarray((size, rows), dtype=nl.bfloat16, buffer=nl.psum)
         nisa.nc_transpose(dst=bank, data=exact[:, start : start + size])
         half = start // PARTITIONS
@@ -138,8 +143,8 @@ def weight_tile(weight_KN: Any, n: int, width: int) -> Any:
         nisa.dma_copy(dst=flat[:, 0:halves, :], src=weight_KN.ap(pattern=pattern, offset=n))
     rest = K - halves * PARTITIONS
     if rest > 0:
-        pattern = ((N, rest), (1, width))
-        source = weight_KN.ap(pattern=pattern, offset=halves * PARTITIONS * N + n)
+        last = ((N, rest), (1, width))
+        source = weight_KN.ap(pattern=last, offset=halves * PARTITIONS * N + n)
         nisa.dma_copy(dst=flat[0:rest, halves, :], src=source)
     return tile
 

@@ -102,11 +102,14 @@ def sum_squares(q_BLHD: Any, k_BLHD: Any) -> Any:
     B, L, H, D = q_BLHD.shape
     out = nl.ndarray((2, B, L), dtype=nl.float32, buffer=nl.shared_hbm)
     first, count = my_rows(L)
-    for index, x_BLHD in enumerate((q_BLHD, k_BLHD)):
+    spans = (q_BLHD, k_BLHD)
+    for index in range(len(spans)):
+        x_BLHD = spans[index]
         for b in range(B):
 
             def group(start: int, register: Any, rows: int) -> None:
-                for offset, size in tiles(rows, PARTITIONS):
+                for span in tiles(rows, PARTITIONS):
+                    offset, size = span
                     row = b * L + start + offset
                     tile = load((size, H * D), rows_of(x_BLHD, row, register, size, H * D), x_BLHD.dtype)
                     target = rows_of(out, index * B * L + row, register, size, 1)
@@ -131,7 +134,8 @@ def over_tokens(x_BLHD: Any, weight: Any, angles: Any, norm: Any, out: Any) -> N
     for b in range(B):
 
         def group(start: int, register: Any, rows: int) -> None:
-            for offset, size in tiles(rows, PARTITIONS):
+            for span in tiles(rows, PARTITIONS):
+                offset, size = span
                 token_tile(x_BLHD, gain, angles, norm, ((b, start + offset, register, size), out))
 
         for_groups(first, count, TOKEN_GROUP, group)

@@ -69,7 +69,6 @@ def ring_attention_constmax(
                 acc += bank
         out = acc[:, :D] / acc[:, D]; count acc[:, D] < MIN_DENOMINATOR
     """
-    del group
     check_attention(q_BLHD, k_BSHD, v_BSHD, k_BSHD.shape[1])
     check_limit(q_BLHD.dtype in RING_DTYPES, f"dtype is one of RING_DTYPES = {RING_DTYPES}", q_BLHD.dtype)
     B, L, H, D = q_BLHD.shape
@@ -164,31 +163,37 @@ def attend(q_BLHD: Any, block: Any, key_norm_BH: Any, scale: float, results: Any
             for_groups(first, count, QUERY_GROUP, group)
 
 
-def attend_group(q_BLHD: Any, block: Any, place: Any, numbers: Any, results: Any) -> None:
+def attend_group(q_BLHD: Any, block: Any, target: Any, numbers: Any, results: Any) -> None:
     """Up to 512 queries of one head against a whole block: sums grow in one PSUM bank per 128 queries."""
-    head, where = place
+    head, where = target
     norm, scale = numbers
     D, rows = q_BLHD.shape[3], where[2]
     queries_T = transposed(load_rows(q_BLHD, head, where, q_BLHD.dtype), rows, D)
     bound = bounds(queries_T, norm)
     banks = []
-    for _, size in tiles(rows, PARTITIONS):
+    query_tiles = tiles(rows, PARTITIONS)
+    for tile in query_tiles:
+        size = tile[1]
         banks.append(nl.ndarray((size, D + 1), dtype=nl.float32, buffer=nl.psum))
     num_keys = block[0].shape[3]
-    for start, size in tiles(num_keys, KEY_SECTION):
+    for span in tiles(num_keys, KEY_SECTION):
+        start, size = span
         keys = load((D, size), block[0][head[0], head[1], :, start : start + size], block[0].dtype)
         values = load_rows(block[1], head, (start, None, size), block[1].dtype)
-        for index, (key, count) in enumerate(tiles(size, PARTITIONS)):
+        spans = tiles(size, PARTITIONS)
+        for index in range(len(spans)):
+            key, count = spans[index]
             weights = probabilities(queries_T, keys[:, key : key + count], bound, scale)
-            for bank, tile in zip(banks, tiles(rows, PARTITIONS)):
+            for place in range(len(query_tiles)):
+                first, width = query_tiles[place]
                 nisa.nc_matmul(
-                    dst=bank,
-                    stationary=weights[:, tile[0] : tile[0] + tile[1]],
+                    dst=banks[place],
+                    stationary=weights[:, first : first + width],
                     moving=values[0:count, index, :],
                     accumulate=start + key > 0,
                 )
-    for bank, tile in zip(banks, tiles(rows, PARTITIONS)):
-        keep(bank, head, where, tile, results)
+    for place in range(len(query_tiles)):
+        keep(banks[place], head, where, query_tiles[place], results)
 
 
 def bounds(queries_T: Any, norm: Any) -> Any:
@@ -249,7 +254,8 @@ def underflowed(denominators: Any) -> Any:
     number = denominators.size
     found = filled((PARTITIONS, 1), 0.0, nl.float32)
     columns = number // PARTITIONS
-    for start, size in tiles(columns, COUNT_CHUNK):
+    for span in tiles(columns, COUNT_CHUNK):
+        start, size = span
         pattern = ((columns, PARTITIONS), (1, size))
         add_small(found, load((PARTITIONS, size), denominators.ap(pattern=pattern, offset=start), nl.float32))
     rest = number - columns * PARTITIONS

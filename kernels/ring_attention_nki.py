@@ -49,7 +49,6 @@ def ring_attention(
             start permutes until `prefetch_depth` blocks are ahead
             out, lse = attend(q, block[step], starting from out, lse)
     """
-    del group
     check_attention(q_BLHD, k_BSHD, v_BSHD, k_BSHD.shape[1])
     check_limit(q_BLHD.dtype in RING_DTYPES, f"dtype is one of RING_DTYPES = {RING_DTYPES}", q_BLHD.dtype)
     B, L, H, D = q_BLHD.shape
@@ -124,15 +123,16 @@ def like(block: Any) -> Any:
 def send(block: Any, into: Any, couples: Any) -> None:
     """Permute every part of a block once both cores are here; a permute takes one tensor."""
     wait_for_both_cores(into[0])
-    for source, target in zip(block, into):
-        ncc.collective_permute(srcs=(source,), dsts=(target,), source_target_pairs=couples)
+    for index in range(len(block)):
+        ncc.collective_permute(srcs=(block[index],), dsts=(into[index],), source_target_pairs=couples)
 
 
 def key_mask(count: Any, num_keys: int, masked: float, dtype: Any) -> Any:
     """[1, S] SBUF: 0 for the first `count` keys and `masked` for the others; count is [1] @ HBM int32."""
     valid = load((1, 1), count, nl.float32)
     mask = nl.ndarray((1, num_keys), dtype=dtype, buffer=nl.sbuf)
-    for start, size in tiles(num_keys, MASK_CHUNK):
+    for span in tiles(num_keys, MASK_CHUNK):
+        start, size = span
         index = nl.ndarray((1, size), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=index, pattern=((1, size),), offset=start)
         nisa.tensor_scalar(
