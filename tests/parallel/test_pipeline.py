@@ -82,7 +82,7 @@ def test_a_clip_twice_has_the_same_bits(pool, tiny, references):
     ("high", "low"), [(1.0, 1.0), (1.0, 3.0), (4.0, 1.0)], ids=["no guidance", "low steps only", "low scale 1"]
 )
 def test_guidance_rules_on_halves(pool, tiny, high, low):
-    """Branches on two halves follow the same guidance rule per step as passes in sequence, bit for bit where one runs."""
+    """Branches on two halves follow the same guidance rule per step as passes in sequence."""
     sampling = replace(clips.ODD, guidance_high=high, guidance_low=low)
     expected = clips.reference(WanPipeline.load(tiny), sampling)
     check_parity(pool.run(clips.render, Degrees(cfg=2), tiny, PipelineOptions(), expected), expected)
