@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import email.utils
+import functools
 import io
 import random
 import time
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 import boto3
+import botocore.loaders
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -95,7 +98,7 @@ class S3Store:
         self._prefix = prefix.strip("/")
         self._options = options
         self._sleep = sleep
-        session = boto3.session.Session()
+        session = _session()
         self._small = _client(session, options, options.small_read_timeout_s)
         self._large = _client(session, options, options.large_read_timeout_s)
 
@@ -285,6 +288,19 @@ class S3Store:
             yield
         except (ClientError, BotoCoreError, OSError) as error:
             raise _explain(place, error) from error
+
+
+@functools.cache
+def _loader() -> Any:
+    """The reader of botocore's service descriptions, which take a fifth of a second to parse; kept for all stores."""
+    return botocore.loaders.create_loader()
+
+
+def _session() -> Any:
+    """A session of its own for every store, so that credentials are found anew and refreshed by the provider chain."""
+    core = botocore.session.get_session()
+    core.register_component("data_loader", _loader())
+    return boto3.session.Session(botocore_session=core)
 
 
 def _client(session: Any, options: StoreOptions, read_timeout_s: float) -> Any:

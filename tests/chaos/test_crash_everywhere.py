@@ -106,7 +106,7 @@ def test_death_of_heirs_too(tmp_path):
     for number in range(60):
         try:
             life_of_a_worker(
-                CrashingStore(inner, 15 + number, after=number % 2 == 0), clock, tmp_path / "clip", f"w{number}"
+                CrashingStore(inner, 25 + 9 * number, after=number % 2 == 0), clock, tmp_path / "clip", f"w{number}"
             )
         except Crash:
             clock.pass_s(1)
