@@ -55,6 +55,7 @@ class Inspector:
         self._seeded = np.zeros(num_rows, bool)
         self._many: dict[int, tuple[str | None, int]] = {}  # row -> (own id, samples)
         self._known_presets = frozenset({*options.presets, options.preset})
+        self.used_presets: set[str] = set()
         self.survey = Survey()
 
     def add(self, batch: Batch) -> None:
@@ -89,6 +90,7 @@ class Inspector:
             self._check_files(batch, name, cells, bad)
 
     def _check_preset(self, batch: Batch, cells: pa.Array, bad: Mask) -> None:
+        self.used_presets |= self._known_presets.intersection(cells.unique().to_pylist())
         unknown = ~mask_by_unique(cells, lambda value: value in self._known_presets)
         if unknown.any():
             names = ", ".join(sorted(name for name in self._known_presets if name))

@@ -44,7 +44,15 @@ class Manifest:
 
     def iter_located_requests(self) -> Iterator[tuple[Location, RenderRequest]]:
         """Every wanted request with its place, in manifest order."""
-        yield from self._build(self.files, None, Selection(self.options, self.names))
+        selection = Selection(self.options, self.names)
+        builder = RequestBuilder(self.defaults, self.options, self.names)
+        log = FaultLog()
+        for file in self.files:
+            for batch in batches(file, rules.COLUMNS, log, extra=file.extra):
+                yield from builder.requests(selection.pick(batch))
+                if selection.exhausted:
+                    return
+            log.raise_if_any()
 
     def iter_requests(self) -> Iterator[RenderRequest]:
         """Every wanted request, in manifest order."""
@@ -54,25 +62,19 @@ class Manifest:
     def requests_in(self, file_index: int, row_group: int, rows: Collection[int]) -> list[RenderRequest]:
         """The requests of some rows of one row group, every sample, wanted or not: what a chunk of a plan names."""
         whole = Selection(replace(self.options, where=None, ids=None, limit=None), self.names)
-        wanted = frozenset(rows)
-        built = self._build((self.files[file_index],), [row_group], whole)
-        return [request for location, request in built if location.row in wanted]
+        builder = RequestBuilder(self.defaults, self.options, self.names)
+        log = FaultLog()
+        file = self.files[file_index]
+        found: list[RenderRequest] = []
+        for batch in batches(file, rules.COLUMNS, log, extra=file.extra, row_groups=[row_group]):
+            picked = whole.pick(batch).only([row - batch.first_row for row in rows])
+            found += [request for _, request in builder.requests(picked)]
+        log.raise_if_any()
+        return found
 
     def image_bytes(self, location: Location, column: str) -> bytes | None:
         """The bytes of a binary image cell, or None when the cell holds no bytes."""
         return image_bytes(self.files[location.file_index], location, column)
-
-    def _build(
-        self, files: Sequence[ManifestFile], row_groups: Sequence[int] | None, selection: Selection
-    ) -> Iterator[tuple[Location, RenderRequest]]:
-        builder = RequestBuilder(self.defaults, self.options, self.names)
-        log = FaultLog()
-        for file in files:
-            for batch in batches(file, rules.COLUMNS, log, extra=file.extra, row_groups=row_groups):
-                yield from builder.requests(selection.pick(batch))
-                if selection.exhausted:
-                    return
-            log.raise_if_any()
 
 
 def read_manifest(
@@ -95,7 +97,7 @@ def read_manifest(
         UsageError: --where, --ids or --limit cannot be met.
     """
     options = options or ManifestOptions()
-    _check_presets(defaults, limits, options)
+    _check_presets([options.preset], defaults, limits, options)
     log = FaultLog()
     given = [source if isinstance(source, ManifestSource) else local_source(source) for source in sources]
     files = open_files(given, log)
@@ -106,6 +108,7 @@ def read_manifest(
             inspector.add(batch)
     names = inspector.finish()
     log.raise_if_any()
+    _check_presets(sorted(inspector.used_presets), defaults, limits, options)
     if num_rows == 0:
         where = ", ".join(file.source.name for file in files) or "the manifest"
         raise ManifestError([Fault(where, None, None, None, "has zero rows; there is nothing to render")])
@@ -148,9 +151,13 @@ def _check_selection(survey: Survey, selection: Selection, options: ManifestOpti
         raise UsageError("--where, --ids and --limit leave no clip of the manifest; batch-gen validate shows its rows")
 
 
-def _check_presets(defaults: SamplingDefaults, limits: ModelLimits, options: ManifestOptions) -> None:
-    for name, values in preset_values(options.presets, options.preset, defaults).items():
-        cells: dict[str, object] = {column: getattr(values, column) for column in rules.SAMPLING_COLUMNS}
+def _check_presets(
+    names: Sequence[str], defaults: SamplingDefaults, limits: ModelLimits, options: ManifestOptions
+) -> None:
+    """Presets that the run or a row names must be within the rules and the model's limits."""
+    known = preset_values(options.presets, options.preset, defaults)
+    for name in names:
+        cells: dict[str, object] = {column: getattr(known[name], column) for column in rules.SAMPLING_COLUMNS}
         broken = check_values({**cells, **options.overrides, "prompt": "any"}, replace(limits, conditionings=("text",)))
         if broken:
             text = "; ".join(f"{column} = {cells.get(column)} {message}" for column, message in broken)

@@ -68,6 +68,11 @@ class Picked:
     samples: Rows
     counts: Rows
 
+    def only(self, rows: Sequence[int]) -> Picked:
+        """The clips of these rows of the batch alone."""
+        kept = np.isin(self.rows, rows)
+        return replace(self, rows=self.rows[kept], samples=self.samples[kept])
+
     def clip_rows(self) -> Rows:
         """The rows with at least one wanted clip, each once, in order."""
         return np.unique(self.rows)

@@ -424,3 +424,15 @@ def test_large_row_groups_are_read_in_batches(tmp_path) -> None:
     manifest = read(path)
     assert manifest.survey.num_clips == count
     assert [r.clip_id for r in manifest.requests_in(0, 0, [0, 40_000, 69_999])] == ["r0", "r40000", "r69999"]
+
+
+def test_only_named_presets_must_fit(tmp_path) -> None:
+    """A preset that no row names may be unfit for the model; one that a row names may not."""
+    import dataclasses
+
+    unfit = dataclasses.replace(DEFAULTS, width=100)
+    plain = save(tmp_path / "a.parquet", {"prompt": ["x"]})
+    named = save(tmp_path / "b.parquet", {"prompt": ["x"], "preset": ["odd"]})
+    assert read(plain, preset="pocket", presets={"odd": unfit}).num_rows == 1
+    with pytest.raises(ConfigError, match="preset 'odd' does not fit pocket: width = 100 is not a multiple of 16"):
+        read(named, preset="pocket", presets={"odd": unfit})
