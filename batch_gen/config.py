@@ -101,6 +101,10 @@ class Settings(BaseModel):
     max_failures: str
     ok_with_quarantine: bool
     drain_budget: float = Field(ge=0.0)
+    drain_at: str | None
+    on_clip: str | None
+    max_cost: float | None = Field(None, gt=0.0)
+    price_per_hour: float | None = Field(None, gt=0.0)
     max_hours: float | None = Field(None, gt=0.0)
     stall_timeout: float | None = Field(None, gt=0.0)
     require_same_numerics: bool

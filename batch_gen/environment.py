@@ -69,6 +69,18 @@ def worker_name() -> str:
     return f"{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
+def metadata_endpoint() -> str | None:
+    """Base URL of the EC2 metadata service, None where this is no EC2 machine."""
+    named = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    if named:
+        return named
+    vendor = Path("/sys/class/dmi/id/sys_vendor")
+    try:
+        return "http://169.254.169.254" if vendor.read_text("utf-8").startswith("Amazon EC2") else None
+    except OSError:
+        return None
+
+
 def cache_folder() -> Path:
     """Where built and fetched checkpoints and digests lie: BATCH_GEN_CACHE, else the user's cache folder."""
     own = os.environ.get("BATCH_GEN_CACHE")

@@ -117,10 +117,14 @@ def measured(clock: Clock, info: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_SAMPLING = ("prompt", "seed", "width", "height", "num_frames", "fps", "steps", "guidance_high", "guidance_low")
-_REQUEST = ("clip_id", "row_id", "sample", "flow_shift", "preset", *_SAMPLING)
-_MEASURED: tuple[str, ...] = ("step_p50_s", "step_p95_s", "supervisor_peak_bytes", "engine_peak_bytes", "device_peak_bytes")
-_MEASURED += ("tokens", "truncated", "total_s", "started_at", "finished_at", "flags", "replica", "chunk")
+_REQUEST = (
+    "clip_id", "row_id", "sample", "prompt", "seed", "width", "height", "num_frames", "fps", "steps",
+    "guidance_high", "guidance_low", "flow_shift", "preset",
+)  # fmt: skip
+_MEASURED = (
+    "step_p50_s", "step_p95_s", "supervisor_peak_bytes", "engine_peak_bytes", "device_peak_bytes",
+    "tokens", "truncated", "total_s", "started_at", "finished_at", "flags", "replica", "chunk",
+)  # fmt: skip
 _RECORD = ("status", "frames_hash", "attempt", "epoch", "worker", "request_digest", "fingerprint", "numerics_key")
 
 

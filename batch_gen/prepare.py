@@ -15,6 +15,7 @@ from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
 from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, read_job_file, resolve
 from batch_gen.errors import ConfigError, UsageError
+from batch_gen.interruption import parse_moment
 from batch_gen.manifest import (
     Manifest,
     ManifestOptions,
@@ -24,6 +25,7 @@ from batch_gen.manifest import (
     read_ids,
     read_manifest,
 )
+from batch_gen.notify import check_target
 from batch_gen.request import SamplingDefaults
 from batch_gen.storage.base import StoreOptions, open_store
 
@@ -66,9 +68,22 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
     checkpoint = checkpoints.open_checkpoint(layers["model"])
     preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
     settings = resolve(layers, preset, str(layers.get("profile") or default_profile()))
+    check_combinations(settings)
     options = manifest_options(settings, preset, checkpoint)
     manifest = read_manifest(manifest_sources(sources, settings), preset.sampling, checkpoint.limits, options)
     return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset))
+
+
+def check_combinations(settings: Settings) -> None:
+    """Settings that make sense only together; everything that can be refused is refused before the start."""
+    if settings.max_cost is not None and settings.price_per_hour is None:
+        raise UsageError("--max-cost needs --price-per-hour: what an hour of this machine costs")
+    if settings.on_clip is not None:
+        check_target(settings.on_clip)
+    if settings.drain_at is not None:
+        parse_moment(settings.drain_at)
+    if settings.mesh.num_ranks > 1 and settings.model.partition(":")[0] == "fake":
+        raise UsageError("--model fake has no mesh; leave --mesh out")
 
 
 def default_out(sources: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from batch_gen.engine import Engine
 from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, EngineLost, StoreError
 from batch_gen.job import Finished, Workshop, adopt, make_clip
 from batch_gen.lease import LostLease
+from batch_gen.memory import MemoryTrend, rss_bytes
 from batch_gen.metrics import Meter, write_parts
 from batch_gen.outcome import Attempt, error_row, metrics_row
 from batch_gen.progress import Current, Progress
@@ -29,6 +30,7 @@ from batch_gen.slabs import Aborted
 
 log = logging.getLogger(__name__)
 MAX_RESTARTS = 3
+RECYCLE_AHEAD_CLIPS = 3
 UNFINISHED_PER_REPLICA = 2
 
 
@@ -44,6 +46,7 @@ class Replica:
     step: int = 0
     total: int = 0
     began_s: float = 0.0
+    trend: MemoryTrend = field(default_factory=MemoryTrend)
 
 
 @dataclass(slots=True)
@@ -57,6 +60,8 @@ class Supervisor:
         drain: the flag to stop.
         meter, progress: figures and display.
         num_replicas: pipelines on this machine.
+        tell: hears of every clip that is committed or set aside.
+        memory_limit_bytes: an engine whose memory grows towards this is started anew in time.
     """
 
     source: ClaimSource
@@ -66,6 +71,8 @@ class Supervisor:
     meter: Meter
     progress: Progress
     num_replicas: int = 1
+    tell: Callable[[dict[str, Any]], None] = lambda _: None
+    memory_limit_bytes: int | None = None
     replicas: list[Replica] = field(default_factory=list)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     _fatal: list[BaseException] = field(default_factory=list)
@@ -192,22 +199,40 @@ class Supervisor:
         replica.began_s = time.monotonic()
         self._slots.acquire()
         handed_over = False
+        use = "failed"
         try:
-            with self.meter.spending("render"):
-                future = make_clip(replica.engine, attempt, self.shop)
+            future = make_clip(replica.engine, attempt, self.shop)
+            use = "render"
             future.add_done_callback(lambda done: self._finished(attempt, done))
             handed_over = True
             replica.losses.clear()
             replica.bucket = str(work.request.bucket)
+            self._recycle(replica)
         except ClipFailed as error:
             self._failed(attempt, error)
         except EngineLost as error:
             self._lost(replica, attempt, error)
         finally:
+            self.meter.spent(use, time.monotonic() - replica.began_s)
             replica.attempt = None
             self.progress.idle(replica.index)
             if not handed_over:
                 self._slots.release()
+
+    def _recycle(self, replica: Replica) -> None:
+        """Start the engine anew before a leak fills the memory."""
+        pids = getattr(replica.engine, "pids", None)
+        if self.memory_limit_bytes is None or not pids:
+            return
+        replica.trend.add(sum(rss_bytes(pid) for pid in pids))
+        left = replica.trend.clips_until(self.memory_limit_bytes)
+        if left is None or left > RECYCLE_AHEAD_CLIPS:
+            return
+        fields = {"replica": replica.index, "bytes_per_clip": int(replica.trend.slope_bytes)}
+        log.warning("engine recycled: its memory grows", extra={"fields": fields})
+        assert replica.engine is not None
+        replica.engine.close()
+        replica.engine, replica.trend = None, MemoryTrend()
 
     def _lost(self, replica: Replica, attempt: Attempt, error: EngineLost) -> None:
         replica.engine = None
@@ -238,6 +263,7 @@ class Supervisor:
             self.source.committed(clip_id, done.receipt.outcome)
             self.meter.committed(attempt.request.duration_s)
             self.progress.finished(clip_id, cost=float(attempt.request.cost))
+            self.tell(done.row)
         except Aborted:
             pass  # whoever aborted reports the clip
         except (ClipFailed, StoreError) as error:
@@ -254,6 +280,7 @@ class Supervisor:
         self.meter.failed()
         if self.source.failed(clip_id, error.kind, error.message) is not None:
             self.progress.finished(clip_id, cost=float(attempt.request.cost), failed=True)
+            self.tell({"clip_id": clip_id, "status": "quarantined", "kind": error.kind, "message": error.message})
 
     def _abandon_what_does_not_fit(self) -> None:
         for replica in self.replicas:

@@ -6,6 +6,8 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,12 +22,14 @@ from batch_gen.donelog import Tally
 from batch_gen.drain import Drain, install_signals
 from batch_gen.encode import EncodeSettings, VideoSpec
 from batch_gen.engine import Engine
-from batch_gen.environment import WorkerHint, worker_hint, worker_name
+from batch_gen.environment import WorkerHint, metadata_endpoint, worker_hint, worker_name
 from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, EnvironmentFault, UsageError
 from batch_gen.fake_engine import FakeOptions
+from batch_gen.interruption import SpotWatch, drain_at
 from batch_gen.job import Workshop
 from batch_gen.launch import DEFAULT_STALL_S, EngineSpec, RemoteEngine
 from batch_gen.metrics import Meter, RunSummary
+from batch_gen.notify import Notifier
 from batch_gen.outcome import RunFacts
 from batch_gen.plan import Plan, PlanOptions, plan_run
 from batch_gen.prepare import Prepared, store_options
@@ -33,7 +37,7 @@ from batch_gen.progress import Progress, choose_display
 from batch_gen.runfile import RunFile, new_run, open_run
 from batch_gen.scratch import needed_bytes, open_scratch
 from batch_gen.slabs import ByteBudget
-from batch_gen.stop import check_stop, retire_stop
+from batch_gen.stop import check_stop, retire_stop, stop_run
 from batch_gen.storage.base import Store, open_store
 from batch_gen.storage.probe import needs_probe, probe
 from batch_gen.supervisor import UNFINISHED_PER_REPLICA, Supervisor
@@ -79,10 +83,42 @@ def work(prepared: Prepared) -> Result:
     plan = plan_run(store, prepared.rows, plan_options(prepared, name))
     drain = Drain(settings.drain_budget)
     install_signals(drain)
+    watch_for_interruptions(settings, drain)
     facts = run_facts(prepared, run, name)
     with scratch_folder(prepared) as scratch, shared_pool(settings) as pool:
         shop = workshop(store, facts, settings, scratch, pool)
         return render(prepared, plan, shop, drain)
+
+
+def watch_for_interruptions(settings: Settings, drain: Drain) -> None:
+    """Look out for a Spot notice and for the planned end."""
+    endpoint = metadata_endpoint()
+    if endpoint is not None:
+        SpotWatch(endpoint, drain).start()
+    if settings.drain_at is not None:
+        drain_at(settings.drain_at, drain)
+
+
+def cap_timer(settings: Settings, shop: Workshop) -> threading.Timer | None:
+    """Stops the whole run when this worker has used up its hours or its money."""
+    caps = [(settings.max_hours, "time", f"--max-hours {settings.max_hours}")]
+    if settings.max_cost is not None and settings.price_per_hour is not None:
+        caps.append((settings.max_cost / settings.price_per_hour, "cost", f"--max-cost {settings.max_cost}"))
+    wanted = [(hours, reason, text) for hours, reason, text in caps if hours is not None]
+    if not wanted:
+        return None
+    hours, reason, text = min(wanted)
+    message = f"{text} reached by {shop.facts.worker}"
+    timer = threading.Timer(hours * 3600.0, stop_run, args=(shop.store, reason, message, shop.facts.worker))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def memory_limit_bytes(settings: Settings) -> int:
+    """What the ranks of one replica may hold: a fair share of nine tenths of the machine."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(total * 0.9) // settings.replicas
 
 
 def open_output(settings: Settings) -> tuple[Store, Settings]:
@@ -119,12 +155,21 @@ def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Resu
     ):
         start = engine_starter(prepared, shop.scratch, source.heartbeat)
         supervisor = Supervisor(source, start, shop, drain, meter, progress, settings.replicas)
+        supervisor.memory_limit_bytes = memory_limit_bytes(settings)
+        notifier = Notifier(settings.on_clip) if settings.on_clip else None
+        if notifier is not None:
+            supervisor.tell = notifier.clip
+        cap = cap_timer(settings, shop)
         shop.progress = supervisor.heard
         ends.append(supervisor.write_parts)
         try:
             supervisor.run()
         finally:
             source.release()
+            if cap is not None:
+                cap.cancel()
+            if notifier is not None:
+                notifier.close()
         return close(shop.store, plan, source.summary(), drain, meter, settings)
 
 

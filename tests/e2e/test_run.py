@@ -182,3 +182,49 @@ def alive(pid):
         return False
 
 
+
+
+def test_a_spot_notice_drains(tmp_path, monkeypatch):
+    """A Spot notice ends the run with 75, frees the lease and leaves the metrics part; the next worker continues."""
+    from tests.imds import StubImds
+
+    imds = StubImds()
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", imds.endpoint)
+    manifest = small_manifest(tmp_path / "m.parquet", steps=20)
+    flags = ("--model", options(tmp_path / "o.json", step_s=0.1), "--lease-ttl", "600", "--chunk-requests", "6")
+    process = start(manifest, tmp_path / "out", *flags)
+    wait_for(lambda: list((tmp_path / "out").glob("clips/*/*.json")), "the first record")
+    imds.interrupt()
+    out, _ = process.communicate(timeout=60)
+    imds.notice = None
+    assert process.returncode == 75
+    assert json.loads(out)["reason"] == "drained: spot interruption"
+    assert list((tmp_path / "out" / "metrics").glob("*.parquet"))
+    code, body, _ = run(manifest, tmp_path / "out", *flags)
+    imds.close()
+    assert (code, body["num_committed"]) == (0, 6)
+
+
+def test_caps_stop_the_run(tmp_path):
+    """--max-hours stops with exit 4 and says so in stop.json; --continue goes on."""
+    manifest = small_manifest(tmp_path / "m.parquet", steps=20)
+    flags = ("--model", options(tmp_path / "o.json", step_s=0.05), "--lease-ttl", "3")
+    code, _, errors = run(manifest, tmp_path / "out", *flags, "--max-hours", "0.0005")
+    assert code == 4
+    assert "--max-hours" in errors
+    assert json.loads((tmp_path / "out" / "stop.json").read_text())["reason"] == "time"
+    assert run(manifest, tmp_path / "out", *flags)[0] == 4
+    code, body, _ = run(manifest, tmp_path / "out", *flags, "--continue")
+    assert (code, body["num_committed"]) == (0, 6)
+
+
+def test_clips_are_told(tmp_path):
+    """--on-clip - prints a line of JSON for each committed clip before the run ends."""
+    import subprocess
+
+    manifest = small_manifest(tmp_path / "m.parquet", 3)
+    command = helpers.command(manifest, tmp_path / "out", "--model", "fake", "--on-clip", "-")
+    done = subprocess.run([part for part in command if part != "--json"], cwd=helpers.ROOT, capture_output=True, text=True, check=True)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert {row["clip_id"] for row in told} == {"clip-0", "clip-1", "clip-2"}
+    assert all(row["status"] == "committed" for row in told)

@@ -1,0 +1,61 @@
+"""A line of JSON per finished clip."""
+
+import io
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from batch_gen.errors import UsageError
+from batch_gen.notify import Notifier
+
+
+def test_lines_on_a_stream():
+    """Each clip is one line of JSON, in order, unicode kept."""
+    stream = io.StringIO()
+    notifier = Notifier("-", stream)
+    notifier.clip({"clip_id": "a", "prompt": "\u00e9\n"})
+    notifier.clip({"clip_id": "b"})
+    notifier.close()
+    assert [json.loads(line)["clip_id"] for line in stream.getvalue().splitlines()] == ["a", "b"]
+
+
+def test_webhook():
+    """A URL gets one POST per clip."""
+    bodies = []
+
+    class Handler(BaseHTTPRequestHandler):
+        """Keeps what it gets."""
+
+        def do_POST(self):
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            """Silence."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    notifier = Notifier(f"http://127.0.0.1:{server.server_port}/hook")
+    notifier.clip({"clip_id": "a", "status": "committed"})
+    notifier.close()
+    server.shutdown()
+    server.server_close()
+    assert bodies == [{"clip_id": "a", "status": "committed"}]
+
+
+def test_a_webhook_that_is_away_stops_nothing():
+    """What cannot be delivered is dropped, and close returns."""
+    notifier = Notifier("http://127.0.0.1:9/hook")
+    notifier.clip({"clip_id": "a"})
+    notifier.close()
+    assert not notifier._thread.is_alive()
+
+
+@pytest.mark.parametrize("target", ["ftp://x", "out.json", ""])
+def test_wrong_targets(target):
+    """What is neither stdout nor a URL is refused before the run."""
+    with pytest.raises(UsageError, match="--on-clip"):
+        Notifier(target)
