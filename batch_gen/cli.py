@@ -162,6 +162,21 @@ def import_(
 
 
 @app.command()
+@click.argument("record")
+@run_flags("model", "threads", "mesh", "scratch", "s3-endpoint")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def reproduce(record: str, as_json: bool, **options: Any) -> int:
+    """Render one clip again from its record and compare frames; exit 5 when they differ.
+
+    \b
+    Example: batch-gen reproduce demo-out/clips/4f/red-circle-right.json
+    """
+    from batch_gen.commands.reproduce import reproduce as command
+
+    return command(record, given(options), as_json)
+
+
+@app.command()
 @click.option("--out", default=None, help="Also probe this output root.")
 @run_flags("model", "profile", "scratch", "s3-endpoint", "s3-checksum")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")

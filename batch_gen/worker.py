@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_gen import clock, metrics
+from batch_gen.checkpoint import Checkpoint
 from batch_gen.claims import ChunkEnd, ClaimOptions, ClaimSource
 from batch_gen.config import Settings, num_cpus
 from batch_gen.donelog import Tally
@@ -278,14 +279,15 @@ def engine_starter(prepared: Prepared, scratch: Path, on_wait: Callable[[], None
     """A function that starts the engine of replica `i`."""
 
     def start(index: int) -> Engine:
-        return RemoteEngine(engine_spec(prepared, scratch / f"replica-{index}", index), on_wait)
+        return RemoteEngine(
+            spec_of(prepared.settings, prepared.checkpoint, scratch / f"replica-{index}", index), on_wait
+        )
 
     return start
 
 
-def engine_spec(prepared: Prepared, folder: Path, index: int) -> EngineSpec:
-    """What one replica's ranks are."""
-    settings, checkpoint = prepared.settings, prepared.checkpoint
+def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int) -> EngineSpec:
+    """What the ranks of replica `index` are; they log and meet in `folder`."""
     stall_s = settings.stall_timeout or DEFAULT_STALL_S
     if checkpoint.folder is None:
         _, _, path = checkpoint.name.partition(":")
