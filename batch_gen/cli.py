@@ -162,6 +162,45 @@ def import_(
 
 
 @app.command()
+@click.argument("out")
+@click.argument("folder")
+@run_flags("ids", "s3-endpoint")
+@click.option("--template", default="{clip_id}", help="File name, e.g. {shot}_{take}: fields and columns.")
+@click.option(
+    "--kind",
+    type=click.Choice(["copy", "link", "prores422", "prores4444", "png", "exr", "poster"]),
+    default="copy",
+    help="What is written.  [default: copy]",
+)
+@click.option("--skip-existing", is_flag=True, help="Leave files that are there already.")
+@click.option("--json", "as_json", is_flag=True, help="Print names as JSON.")
+def export(out: str, folder: str, as_json: bool, **options: Any) -> int:
+    """Write committed clips of OUT to FOLDER: copies, hard links, ProRes, image sequences or posters.
+
+    \b
+    Example: batch-gen export demo-out delivery --kind prores422 --template "{row_id}"
+    """
+    from batch_gen.commands.export import export_clips as command
+
+    return command(out, folder, given(options), as_json)
+
+
+@app.command()
+@click.argument("out")
+@click.option("--message", default="by hand", help="Why, for those who look.")
+@run_flags("s3-endpoint")
+def cancel(out: str, message: str, **options: Any) -> int:
+    """Stop every worker of the run under OUT: each drains and exits 4; `run --continue` goes on.
+
+    \b
+    Example: batch-gen cancel s3://bucket/run --message "wrong seed"
+    """
+    from batch_gen.commands.cancel import cancel as command
+
+    return command(out, given(options), message)
+
+
+@app.command()
 @click.argument("record")
 @run_flags("model", "threads", "mesh", "scratch", "s3-endpoint")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
