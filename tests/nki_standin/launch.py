@@ -1,9 +1,6 @@
 """How tests launch kernels: torch tensors in, torch tensors out, on the stand-in or on the real `nki`."""
 
-import os
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -11,11 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TARGET = os.environ.get("NKI_TEST_TARGET", "standin")  # standin | simulate | device
-if TARGET == "standin":
-    sys.path.insert(0, str(Path(__file__).parent))
-
-import nki  # noqa: E402
+from tests.nki_standin.target import TARGET  # isort: skip - it says what `import nki` finds
+import nki  # isort: skip
 
 _FROM_TORCH = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
