@@ -259,7 +259,9 @@ class ClaimSource:
         if found is None:
             return False
         chunk, lease = found
-        self._roster.add(open_chunk(self._store, chunk, lease, self._plan.requests(chunk), self._options.budgets))
+        held = open_chunk(self._store, chunk, lease, self._plan.requests(chunk), self._options.budgets)
+        held.opened_at = self._options.clock()
+        self._roster.add(held)
         self._finish_complete()
         return True
 
@@ -276,9 +278,10 @@ class ClaimSource:
         self._seeker.refresh()
         if not self._seeker.open_chunks(()) and self._plan.num_clips <= self._options.audit_clips:
             entries = [entry for entry in self._done.entries() if self._seeker.is_mine(entry.chunk)]
-            clips = {c: entry.chunk for entry in entries for c, v in entry.clips.items() if v.status == "committed"}
-            for chunk in {clips[clip_id] for clip_id in clips.keys() - find_committed(self._store, clips)}:
-                self._done.reopen(chunk)
+            clips = {c: entry for entry in entries for c, v in entry.clips.items() if v.status == "committed"}
+            gone = {clips[c].chunk: clips[c].clips for c in clips.keys() - find_committed(self._store, clips)}
+            for chunk, clip_ids in gone.items():
+                self._done.reopen(chunk, clip_ids)
             self._seeker.refresh()
         self._audited = True
 
@@ -333,7 +336,7 @@ class ClaimSource:
                 epoch=held.lease.body.epoch,
                 worker=self._owner.worker,
                 clips=held.verdicts,
-                counts=held.totals(),
+                counts=held.totals(self._options.clock()),
                 finished=utc_now(),
             )
             self._done.add(entry)

@@ -19,7 +19,7 @@ from batch_gen.records import Strict, Verdict
 from batch_gen.storage.base import AlreadyExists
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from batch_gen.storage.base import Store
 
@@ -110,8 +110,14 @@ class DoneLog:
         self._read[entry.chunk] = entry
         return True
 
-    def reopen(self, chunk: str) -> None:
-        """Take a chunk back, because clips of it are gone; the next claim renders what is missing."""
+    def reopen(self, chunk: str, clip_ids: Collection[str]) -> None:
+        """Take a chunk with these clips back, because some of them are gone; the next claim renders those.
+
+        Raises:
+            CheckFailed: Another process folded the log at the same moment; try again.
+        """
+        if _within(self._compact, chunk):
+            self._write_compact(_without(self._compact, chunk, clip_ids))
         self._store.delete(done_key(chunk))
         self._single.discard(chunk)
         self._read.pop(chunk, None)
@@ -146,18 +152,25 @@ class DoneLog:
         if len(self._single) <= self._compact_above:
             return False
         entries = list(self.entries())
-        folded = _fold(self._compact, entries).model_copy(update={"number": self._compact.number + 1})
         try:
-            self._store.create(compact_key(folded.number), folded.to_bytes(), content_type="application/json")
-        except AlreadyExists:
+            self._write_compact(_fold(self._compact, entries))
+        except CheckFailed:
             self.refresh()
             return False
-        self._compact = folded
         with ThreadPoolExecutor(NUM_READERS) as pool:
             list(pool.map(lambda entry: self._store.delete(done_key(entry.chunk)), entries))
         self._single -= {entry.chunk for entry in entries}
         self._read.clear()
         return True
+
+    def _write_compact(self, folded: Compact) -> None:
+        """The next summary; the newest one counts, so a race for its number is lost by all but one."""
+        folded = folded.model_copy(update={"number": self._compact.number + 1})
+        try:
+            self._store.create(compact_key(folded.number), folded.to_bytes(), content_type="application/json")
+        except AlreadyExists:
+            raise CheckFailed(f"{self._store.url}/{compact_key(folded.number)} was just written; try again") from None
+        self._compact = folded
 
     def _load(self, chunk: str) -> DoneChunk | None:
         blob = self._store.get(done_key(chunk))
@@ -186,6 +199,23 @@ def _within(compact: Compact, chunk: str) -> bool:
     ranges = compact.rounds.get(round_name, [])
     index = bisect.bisect_right(ranges, (number, float("inf"))) - 1
     return index >= 0 and ranges[index][0] <= number <= ranges[index][1]
+
+
+def _without(compact: Compact, chunk: str, clip_ids: Collection[str]) -> Compact:
+    """The summary without one chunk; what it cost stays spent."""
+    round_name, number = _split(chunk)
+    kept: list[tuple[int, int]] = []
+    for first, last in compact.rounds[round_name]:
+        if first <= number <= last:
+            kept += [(a, b) for a, b in ((first, number - 1), (number + 1, last)) if a <= b]
+        else:
+            kept.append((first, last))
+    changes = {
+        "rounds": {**compact.rounds, round_name: kept},
+        "num_committed": compact.num_committed - sum(clip_id not in compact.quarantined for clip_id in clip_ids),
+        "quarantined": {clip_id: v for clip_id, v in compact.quarantined.items() if clip_id not in clip_ids},
+    }
+    return compact.model_copy(update=changes)
 
 
 def _fold(compact: Compact, entries: Iterable[DoneChunk]) -> Compact:

@@ -33,6 +33,7 @@ class Held:
         not_before: Clip -> moment on the worker's clock before which it is not tried again.
         inherited: Clips that earlier owners committed.
         closing: Somebody is writing the chunk's last objects.
+        opened_at: When this owner began, on its own clock.
     """
 
     chunk: Chunk
@@ -45,6 +46,7 @@ class Held:
     not_before: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     closing: bool = False
+    opened_at: float = 0.0
 
     @property
     def is_complete(self) -> bool:
@@ -87,13 +89,15 @@ class Held:
         }
         return body.model_copy(update=changes)
 
-    def totals(self) -> dict[str, float]:
-        """What the chunk took, for its entry in the done log."""
+    def totals(self, now: float) -> dict[str, float]:
+        """What the chunk took, for its entry in the done log; `seconds` and `own_clips` are this owner's."""
         totals: Counter[str] = Counter(self.counts)
         for attempts in self.attempts.values():
             totals.update(started=attempts.started, failed=attempts.failed, died=attempts.died)
             totals.update(transient=attempts.transient)
-        return {name: float(value) for name, value in sorted(totals.items()) if value}
+        totals["own_clips"] = len(self.verdicts.keys() - self.inherited)
+        counts = {name: float(value) for name, value in sorted(totals.items()) if value}
+        return {**counts, "seconds": round(now - self.opened_at, 3)}
 
 
 def open_chunk(store: Store, chunk: Chunk, lease: Lease, requests: list[RenderRequest], budgets: Budgets) -> Held:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, ValidationError
 
@@ -119,18 +120,30 @@ class PlanRound:
 
     def requests(self, chunk: Chunk) -> list[RenderRequest]:
         """The requests of a chunk, in order."""
-        return [self._request(row) for row in range(chunk.start, chunk.start + chunk.num_clips)]
+        return [self.request(row) for row in range(chunk.start, chunk.start + chunk.num_clips)]
 
     def column(self, name: str) -> list[Any]:
         """One column over all clips of the round, in table order."""
         values: list[Any] = self._parquet.read(columns=[name]).column(name).to_pylist()
         return values
 
+    def find(self, clip_id: str) -> list[dict[str, Any]]:
+        """Where a clip stands in this round: chunk, source, row, and its place in the table."""
+        table = self._parquet.read(columns=["clip_id", "chunk", "source", "row"])
+        places = pc.indices_nonzero(pc.equal(table.column("clip_id"), clip_id)).to_pylist()
+        rows = table.take(pa.array(places, pa.int64())).to_pylist()
+        return [
+            {
+                "chunk": chunk_id(self.head.round, row["chunk"]),
+                "source": row["source"],
+                "row": row["row"],
+                "place": place,
+            }
+            for place, row in zip(places, rows, strict=True)
+        ]
+
     def request(self, row: int) -> RenderRequest:
         """The request in one row of the table."""
-        return self._request(row)
-
-    def _request(self, row: int) -> RenderRequest:
         group = bisect.bisect_right(self._starts, row) - 1
         if group not in self._kept:
             while len(self._kept) >= TABLES_KEPT:
@@ -181,6 +194,17 @@ class Plan:
     def requests(self, chunk: Chunk) -> list[RenderRequest]:
         """The requests of a chunk, in order."""
         return self.rounds[chunk.round].requests(chunk)
+
+    def find(self, clip_id: str) -> list[dict[str, Any]]:
+        """Every place where a clip is planned, first round first: chunk, source file, row number."""
+        return [place for plan_round in self.rounds for place in plan_round.find(clip_id)]
+
+    def request(self, clip_id: str) -> RenderRequest:
+        """The request of a clip that the plan has; KeyError when it has not."""
+        for plan_round in self.rounds:
+            for place in plan_round.find(clip_id):
+                return plan_round.request(place["place"])
+        raise KeyError(clip_id)
 
     def refresh(self, store: Store) -> bool:
         """Read the rounds that were added meanwhile; return whether there were any."""

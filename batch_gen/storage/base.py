@@ -26,7 +26,7 @@ COPY_BLOCK_BYTES: Final = 1 << 20
 Body = bytes | Path
 
 
-class AlreadyExists(Exception):  # noqa: N818 - an outcome of the protocol, handled by its caller
+class AlreadyExists(Exception):
     """`create` found the key taken by somebody else; nothing was written."""
 
     def __init__(self, key: str) -> None:
@@ -34,7 +34,7 @@ class AlreadyExists(Exception):  # noqa: N818 - an outcome of the protocol, hand
         self.key = key
 
 
-class Conflict(Exception):  # noqa: N818 - an outcome of the protocol, handled by its caller
+class Conflict(Exception):
     """`replace` found another version, or none; nothing was written."""
 
     def __init__(self, key: str) -> None:
@@ -42,7 +42,7 @@ class Conflict(Exception):  # noqa: N818 - an outcome of the protocol, handled b
         self.key = key
 
 
-class ChecksumMismatch(StoreError):  # noqa: N818 - reads like the outcomes above
+class ChecksumMismatch(StoreError):
     """The body that arrived is not the body whose SHA-256 was announced; nothing was written."""
 
 

@@ -126,7 +126,7 @@ def test_reopened_chunk_is_open_for_everybody():
     """A chunk whose clips are gone is taken back and can be finished again."""
     store = MemoryStore()
     log = log_with(store, [0, 1])
-    log.reopen("0-00001")
+    log.reopen("0-00001", ["clip-0-00001"])
     other = DoneLog(store)
     other.refresh()
     assert "0-00001" not in other
@@ -160,3 +160,19 @@ def test_folded_log_knows_exactly_what_was_finished(chunks, data):
         for number in range(62):
             assert (chunk_id(round_number, number) in fresh) == ((round_number, number) in chunks)
     assert fresh.tally().num_committed == len(chunks)
+
+
+def test_folded_chunk_can_be_reopened_too():
+    """A chunk inside a summary is taken out of it again, with its counts, and the rest stays finished."""
+    store = MemoryStore()
+    log = log_with(store, range(9), compact_above=5)
+    log.add(entry("0-00009", fox=BAD, hare=OK))
+    log.compact()
+    log.reopen("0-00009", ["fox", "hare"])
+    log.reopen("0-00004", ["clip-0-00004"])
+    fresh = DoneLog(store)
+    fresh.refresh()
+    assert [n for n in range(10) if chunk_id(0, n) not in fresh] == [4, 9]
+    assert (fresh.tally().num_committed, fresh.tally().quarantined) == (8, {})
+    fresh.add(entry("0-00009", fox=OK, hare=OK))
+    assert fresh.tally().num_committed == 10
