@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import filelock
 from batch_gen.environment import PACKAGE_ROOT, cache_folder, child_environment
 from batch_gen.errors import CheckpointError, ConfigError, UsageError
 from batch_gen.request import ModelLimits
+from batch_gen.storage.base import StoreOptions
+from batch_gen.weights import fetch_from_hub, fetch_from_store
 
 BUILT_IN = ("pocket", "tiny", "fake")
 _FILES = (".json", ".safetensors", ".model", ".txt")
@@ -63,18 +67,19 @@ def default_model(out: str) -> str:
     return "pocket" if (pocket_folder() / "model_index.json").exists() else "tiny"
 
 
-def open_checkpoint(name: str) -> Checkpoint:
+def open_checkpoint(name: str, store_options: StoreOptions | None = None) -> Checkpoint:
     """Find a checkpoint by name, read its configuration and compute its digest.
 
     Args:
         name: an existing folder, else `pocket`, `tiny` or `fake[:options.json]`, else `s3://...` or `owner/name`.
+        store_options: how `s3://` is reached.
 
     Raises:
         CheckpointError: not found, torn or of another kind; the message names the file.
     """
     if name == "fake" or name.startswith("fake:"):
         return Checkpoint(name, None, hashlib.sha256(name.encode()).hexdigest(), "pocket", ModelLimits(name="fake"), {})
-    folder = _folder_of(name)
+    folder = _folder_of(name, store_options or StoreOptions())
     facts = read_facts(folder)
     return Checkpoint(name, folder, digest_folder(folder), _preset_of(facts), _limits_of(name, facts), facts)
 
@@ -120,7 +125,7 @@ def digest_folder(folder: Path) -> str:
     return total.hexdigest()
 
 
-def _folder_of(name: str) -> Path:
+def _folder_of(name: str, store_options: StoreOptions) -> Path:
     if Path(name).is_dir():
         return Path(name).resolve()
     if name == "pocket":
@@ -129,8 +134,13 @@ def _folder_of(name: str) -> Path:
         return pocket_folder()
     if name == "tiny":
         return _build_tiny()
-    near = f"; built-in names are {', '.join(BUILT_IN[:2])}"
-    raise CheckpointError(f"--model {name}: no such folder{near}")
+    if name.startswith("s3://"):
+        return fetch_from_store(name, store_options)
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        return fetch_from_hub(name)
+    near = get_close_matches(name, BUILT_IN, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "built-in names are pocket and tiny; or s3://..., or owner/name"
+    raise CheckpointError(f"--model {name}: no such folder; {hint}")
 
 
 def _build_tiny() -> Path:

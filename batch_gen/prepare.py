@@ -65,7 +65,8 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
     out = str(layers.get("out") or default_out(sources))
     layers["out"] = out
     layers["model"] = str(layers.get("model") or checkpoints.default_model(out))
-    checkpoint = checkpoints.open_checkpoint(layers["model"])
+    reach = StoreOptions(endpoint_url=layers.get("s3_endpoint"), checksum=layers.get("s3_checksum", "when_supported"))
+    checkpoint = checkpoints.open_checkpoint(layers["model"], reach)
     preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
     settings = resolve(layers, preset, str(layers.get("profile") or default_profile()))
     check_combinations(settings)

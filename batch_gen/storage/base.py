@@ -135,6 +135,10 @@ class Store(Protocol):
         """Copy an object to a local file, None when there is no such object."""
         ...
 
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes | None:
+        """Some bytes of an object, fewer at its end; None when there is no such object."""
+        ...
+
     def create(
         self,
         key: str,

@@ -95,6 +95,16 @@ class FolderStore:
                 return None
         return Head(path.stat().st_size, sha256, sha256, self._metadata(key, sha256))
 
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes | None:
+        """See `Store.read_range`."""
+        with self._explained(key):
+            try:
+                with self.path(key).open("rb") as file:
+                    file.seek(start)
+                    return file.read(num_bytes)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
     def create(
         self,
         key: str,

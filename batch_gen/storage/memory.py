@@ -64,6 +64,11 @@ class MemoryStore:
         path.write_bytes(entry.body)
         return Head(len(entry.body), entry.etag, entry.etag, dict(entry.metadata))
 
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes | None:
+        """See `Store.read_range`."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.body[start : start + num_bytes]
+
     def create(
         self,
         key: str,

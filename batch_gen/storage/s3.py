@@ -144,6 +144,16 @@ class S3Store:
 
         return self._read(key, read)
 
+    def read_range(self, key: str, start: int, num_bytes: int) -> bytes | None:
+        """See `Store.read_range`."""
+
+        def read() -> bytes:
+            span = f"bytes={start}-{start + num_bytes - 1}"
+            body: bytes = self._large.get_object(Bucket=self._bucket, Key=self._full(key), Range=span)["Body"].read()
+            return body
+
+        return self._read(key, read)
+
     def create(
         self,
         key: str,
