@@ -44,6 +44,7 @@ class EngineSpec:
         num_ranks: processes of this replica.
         threads: CPU threads of one rank.
         cores: device cores of the ranks, by rank; empty on CPU.
+        cpus: host cores that the ranks may use; empty for all.
         folder: scratch folder of this rank group (logs, rendezvous, last words).
         stall_s: seconds of silence after the first step that mean a hang.
         load_s: seconds that loading and compiling may take.
@@ -56,6 +57,7 @@ class EngineSpec:
     num_ranks: int = 1
     threads: int = 1
     cores: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
     stall_s: float = DEFAULT_STALL_S
     load_s: float = 3600.0
     environment: dict[str, str] = field(default_factory=dict)

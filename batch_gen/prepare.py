@@ -28,6 +28,7 @@ from batch_gen.manifest import (
 from batch_gen.notify import check_target
 from batch_gen.request import SamplingDefaults
 from batch_gen.storage.base import StoreOptions, open_store
+from models.parallel.layout import Degrees, LayoutError, check_routable, plan_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,26 @@ def check_combinations(settings: Settings) -> None:
         check_target(settings.on_clip)
     if settings.drain_at is not None:
         parse_moment(settings.drain_at)
+    check_mesh(settings)
     if settings.mesh.num_ranks > 1 and settings.model.partition(":")[0] == "fake":
         raise UsageError("--model fake has no mesh; leave --mesh out")
+
+
+def check_mesh(settings: Settings) -> None:
+    """The mesh and its replicas must have a place on the device.
+
+    Raises:
+        ConfigError: with every factor, and what to use instead.
+    """
+    degrees = Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
+    num_cores = None if settings.device == "neuron" else degrees.size * settings.replicas
+    try:
+        layouts = plan_replicas(settings.layout, degrees, settings.replicas, num_cores)
+        if settings.device == "neuron" and settings.profile != "trn3":
+            for layout in layouts:
+                check_routable(layout)
+    except LayoutError as error:
+        raise ConfigError(f"mesh {settings.mesh}, {settings.replicas} replicas: {error}") from error
 
 
 def default_out(sources: Sequence[str]) -> str:

@@ -152,6 +152,8 @@ def main(argument: str) -> int:
     _die_with(spec["parent"])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    if spec["cpus"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, spec["cpus"])
     rank, folder = int(spec["rank"]), Path(spec["folder"])
     connection = socket.socket(fileno=spec["fd"]) if rank == 0 else None
     try:

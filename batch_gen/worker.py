@@ -43,6 +43,7 @@ from batch_gen.storage.base import Store, open_store
 from batch_gen.storage.probe import needs_probe, probe
 from batch_gen.supervisor import UNFINISHED_PER_REPLICA, Supervisor
 from batch_gen.versions import cpu_class, versions
+from models.parallel.layout import Degrees, plan_replicas
 
 log = logging.getLogger(__name__)
 FRAMES_BUDGET_BYTES = 1 << 30
@@ -177,8 +178,16 @@ def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Resu
 def join_run(store: Store, prepared: Prepared) -> RunFile:
     """Begin the run or join it; another fingerprint is refused with the difference."""
     profile = prepared.settings.model_dump(mode="json", by_alias=True, exclude={"config", "ids"})
+    key = numerics_key(prepared.settings)
+    profile["numerics_key"] = key
     mine = new_run(prepared.fingerprint_settings(), profile=profile, versions=versions(), created=clock.utc_now())
-    return open_run(store, mine)
+    run = open_run(store, mine)
+    if run.profile.get("numerics_key") != key:
+        text = "the run began on a machine or with settings whose bits may differ (device, mesh, threads, torch, ...)"
+        if prepared.settings.require_same_numerics:
+            raise UsageError(f"--require-same-numerics: {text}")
+        log.warning(text)
+    return run
 
 
 def plan_options(prepared: Prepared, worker: str) -> PlanOptions:
@@ -296,11 +305,33 @@ def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int
     names = ("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout")
     options = {name: getattr(settings, name) for name in names}
     options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
-    num_ranks = settings.mesh.num_ranks
-    cores = tuple(range(index * num_ranks, (index + 1) * num_ranks)) if settings.device == "neuron" else ()
     return EngineSpec(
-        "pipeline", options, str(folder), num_ranks, threads=rank_threads(settings), cores=cores, stall_s=stall_s
+        "pipeline",
+        options,
+        str(folder),
+        settings.mesh.num_ranks,
+        threads=rank_threads(settings),
+        cores=device_cores(settings, index),
+        cpus=replica_cpus(settings, index),
+        stall_s=stall_s,
     )
+
+
+def device_cores(settings: Settings, index: int) -> tuple[int, ...]:
+    """Cores of replica `index` by rank on a Neuron machine, empty elsewhere."""
+    if settings.device != "neuron":
+        return ()
+    degrees = Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
+    return plan_replicas(settings.layout, degrees, settings.replicas)[index].cores
+
+
+def replica_cpus(settings: Settings, index: int) -> tuple[int, ...]:
+    """Host cores of replica `index`: disjoint shares where there are several replicas, empty for no restriction."""
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    share = len(available) // settings.replicas
+    if settings.replicas == 1 or settings.device != "cpu" or share == 0:
+        return ()
+    return tuple(available[index * share : (index + 1) * share])
 
 
 @contextmanager
