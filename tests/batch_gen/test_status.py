@@ -18,6 +18,7 @@ from batch_gen.retry import Choice, retry
 from batch_gen.runfile import new_run, open_run
 from batch_gen.status import clip_story, run_status
 from batch_gen.stop import stop_run
+from batch_gen.storage.base import StoreOptions
 from batch_gen.storage.folder import FolderStore
 from batch_gen.storage.memory import MemoryStore
 from batch_gen.verify_run import verify_run
@@ -59,7 +60,8 @@ class Root:
 
 @pytest.fixture(params=["memory", "folder"])
 def root(request, tmp_path):
-    return Root(tmp_path, FolderStore(tmp_path / "out") if request.param == "folder" else None)
+    folder = FolderStore(tmp_path / "out", StoreOptions(durable=False))
+    return Root(tmp_path, folder if request.param == "folder" else None)
 
 
 def test_status_of_a_finished_run(root):

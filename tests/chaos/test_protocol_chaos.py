@@ -133,12 +133,13 @@ def test_poison_clip_kills_processes_until_it_is_set_aside(tmp_path):
 @pytest.mark.parametrize(
     "rates",
     [
-        {"lost": 0.06, "error": 0.04},
-        {"busy": 0.08, "conflict": 0.1},
-        {"cut": 0.06, "slow": 0.1},
-        {"lost": 0.03, "error": 0.02, "busy": 0.03, "conflict": 0.03, "cut": 0.03, "slow": 0.03},
+        pytest.param({"lost": 0.06, "error": 0.04}, id="answers-lost", marks=pytest.mark.slow),
+        pytest.param({"busy": 0.08, "conflict": 0.1}, id="storms", marks=pytest.mark.slow),
+        pytest.param({"cut": 0.06, "slow": 0.1}, id="cut-and-slow", marks=pytest.mark.slow),
+        pytest.param(
+            {"lost": 0.03, "error": 0.02, "busy": 0.03, "conflict": 0.05, "cut": 0.03, "slow": 0.03}, id="everything"
+        ),
     ],
-    ids=["answers-lost", "storms", "cut-and-slow", "everything"],
 )
 def test_faults_between_client_and_store(s3_server, s3_store, tmp_path, rates):
     """Answers lost after success, 409, 503, cut bodies, slow answers: the same result as without."""
