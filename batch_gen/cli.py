@@ -163,6 +163,56 @@ def import_(
 
 @app.command()
 @click.argument("out")
+@run_flags("s3-endpoint", "s3-checksum")
+@click.option("--deep", is_flag=True, help="Also decode every file.")
+@click.option("--fix", is_flag=True, help="Mend what can be mended; damaged things go below aside/.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def verify(out: str, deep: bool, fix: bool, as_json: bool, **options: Any) -> int:
+    """Hold records, files, plan and done log of OUT against each other; exit 5 when something is wrong.
+
+    \b
+    Example: batch-gen verify demo-out --deep
+    """
+    from batch_gen.commands.care import verify_out as command
+
+    return command(out, given(options), deep=deep, fix=fix, as_json=as_json)
+
+
+@app.command()
+@click.argument("out")
+@run_flags("ids", "s3-endpoint", "s3-checksum")
+@click.option("--errors", multiple=True, help="Only these retry classes or kinds, e.g. transient, hang.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def retry(out: str, errors: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Give quarantined clips of OUT another chance: a new round that the next `run` makes.
+
+    \b
+    Example: batch-gen retry demo-out --errors nonfinite
+    """
+    from batch_gen.commands.care import retry_clips as command
+
+    return command(out, given(options), errors, as_json)
+
+
+@app.command()
+@click.argument("out")
+@run_flags("s3-endpoint", "s3-checksum")
+@click.option("--yes", "really", is_flag=True, help="Remove; without it only say what would go.")
+@click.option("--aside", is_flag=True, help="Also what `verify --fix` set aside.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def clean(out: str, really: bool, aside: bool, as_json: bool, **options: Any) -> int:
+    """Remove what OUT does not need any more: kept latents, leases of finished chunks, probe leftovers.
+
+    \b
+    Example: batch-gen clean demo-out --yes
+    """
+    from batch_gen.commands.care import clean_out as command
+
+    return command(out, given(options), really=really, aside=aside, as_json=as_json)
+
+
+@app.command()
+@click.argument("out")
 @click.argument("folder")
 @run_flags("ids", "s3-endpoint")
 @click.option("--template", default="{clip_id}", help="File name, e.g. {shot}_{take}: fields and columns.")

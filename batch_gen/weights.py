@@ -167,7 +167,7 @@ def _transfer_all(transfers: list[Transfer]) -> None:
 
 
 def _wanted_keys(store: Store) -> list[str]:
-    keys = []
+    keys: list[str] = []
     for listed in store.list(""):
         if len(keys) >= MAX_KEYS:
             raise CheckpointError(f"{store.url}: more than {MAX_KEYS} files; is this a checkpoint?")
