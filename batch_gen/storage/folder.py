@@ -145,9 +145,8 @@ class FolderStore:
 
     def list(self, prefix: str) -> Iterator[ListedKey]:
         """See `Store.list`."""
-        start = self.root / prefix.rpartition("/")[0]
-        found = (path.relative_to(self.root).as_posix() for path in start.rglob("*") if path.is_file())
-        for key in sorted(key for key in found if key.startswith(prefix) and not key.startswith(f"{PRIVATE_FOLDER}/")):
+        found = (path.relative_to(self.root).as_posix() for path in self._files(prefix))
+        for key in sorted(found):
             with contextlib.suppress(FileNotFoundError):  # removed since it was listed
                 yield ListedKey(key, self.path(key).stat().st_size)
 
@@ -176,6 +175,14 @@ class FolderStore:
                     path.unlink()
                     removed += 1
         return removed
+
+    def _files(self, prefix: str) -> Iterator[Path]:
+        """Files whose keys start with a prefix; looks only into folders where such may be."""
+        folder, _, name = prefix.rpartition("/")
+        for top in (self.root / folder).glob("*"):
+            if not top.name.startswith(name) or top == self._private:
+                continue
+            yield from (path for path in (top, *top.rglob("*")) if path.is_file())
 
     @contextlib.contextmanager
     def _explained(self, key: str) -> Iterator[None]:
