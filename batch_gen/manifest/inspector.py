@@ -163,7 +163,8 @@ class Inspector:
     def finish(self) -> Names:
         """Suffixes for equal rows and faults for ids that stand twice; call once, after the last batch."""
         hashed = np.flatnonzero(self._hashed)
-        repeats = {int(hashed[twin.second]): twin.repeat for twin in twins(self._content[hashed])}
+        content = self._content if len(hashed) == len(self._content) else self._content[hashed]
+        repeats = {int(hashed[twin.second]): twin.repeat for twin in twins(content)}
         if repeats:
             self.survey.warn("equal_rows", EQUAL_ROWS, len(repeats), self._place(min(repeats)))
         names = Names(self._content if len(hashed) else None, repeats)
@@ -173,6 +174,9 @@ class Inspector:
 
     def _check_unique(self, hashed: np.ndarray[tuple[int], np.dtype[np.intp]], repeats: dict[int, int]) -> None:
         """Every clip_id once. Hashed ids cannot clash among themselves, so they count only beside other ids."""
+        if self._single.all():
+            self._report_clashes([(twin.first, twin.second) for twin in twins(self._name)])
+            return
         owner = np.flatnonzero(self._single)
         digests = [self._name[owner]]
         owners = [owner]
