@@ -158,6 +158,21 @@ def test_two_replicas_share_the_work(tmp_path):
     assert {record.metrics["replica"] for record in records(tmp_path / "two").values()} == {0, 1}
 
 
+def test_a_killed_replica_comes_back_while_the_other_goes_on(tmp_path):
+    """Of two replicas one is killed: the other goes on, the killed one starts again, and nothing is lost."""
+    manifest = small_manifest(tmp_path / "m.parquet", 12)
+    model = options(tmp_path / "o.json", step_s=0.1)
+    process = start(manifest, tmp_path / "out", "--model", model, "--replicas", "2")
+    wait_for(lambda: list((tmp_path / "out").glob("clips/*/*.json")), "the first record")
+    first = set(wait_for(lambda: len(rank_pids(process.pid)) == 2 and rank_pids(process.pid), "two replicas"))
+    victim = min(first)
+    kill(victim)
+    wait_for(lambda: len(set(rank_pids(process.pid)) - {victim}) == 2, "the replica that came back")
+    out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert json.loads(out)["num_committed"] == 12
+
+
 def test_the_tiny_pipeline_end_to_end(tmp_path, tiny_checkpoint):
     """The real pipeline renders a manifest to files, twice with the same frames, and records say how."""
     manifest = small_manifest(tmp_path / "m.parquet", 2)
