@@ -26,7 +26,7 @@ from batch_gen.manifest import (
     read_manifest,
 )
 from batch_gen.notify import check_target
-from batch_gen.request import SamplingDefaults
+from batch_gen.request import SamplingDefaults, clean_prompt
 from batch_gen.storage.base import StoreOptions, open_store
 from models.parallel.layout import Degrees, LayoutError, check_routable, plan_replicas
 
@@ -150,7 +150,8 @@ def token_counter(checkpoint: Checkpoint) -> Any:
     tokenizer.no_padding()
 
     def count(prompts: Sequence[str]) -> list[int]:
-        return [len(encoding.ids) for encoding in tokenizer.encode_batch_fast(list(prompts))]
+        cleaned = [clean_prompt(prompt) for prompt in prompts]
+        return [len(encoding.ids) for encoding in tokenizer.encode_batch_fast(cleaned)]
 
     return count
 
