@@ -141,6 +141,25 @@ def models(as_json: bool) -> int:
     return command(as_json)
 
 
+@app.command()
+@click.argument("out")
+@run_flags("s3-endpoint", "s3-checksum", "price-per-hour")
+@click.option("--to", default=None, help="A folder for the report; default: report/ below OUT.")
+@click.option("--with-clips", is_flag=True, help="Copy the clips into that folder too.")
+@click.option("--clips-url", default=None, help="https address of OUT for browsers, for a report elsewhere.")
+@click.option("--max-posters", type=click.IntRange(0), default=600, show_default=True, help="New posters a build.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was built as JSON.")
+def report(out: str, as_json: bool, **options: Any) -> int:
+    """Build a gallery, clip pages and a run page as static HTML; also while the run goes on.
+
+    \b
+    Example: batch-gen report demo-out --price-per-hour 35.76
+    """
+    from batch_gen.commands.report import report as command
+
+    return command(out, given(options), as_json)
+
+
 @app.command("import")
 @click.argument("source", nargs=-1, required=True)
 @click.argument("destination")
