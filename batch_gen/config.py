@@ -21,6 +21,7 @@ from batch_gen.flags import BY_KEY, FLAGS, SEMANTIC
 from batch_gen.request import SamplingDefaults
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+RATE_KEY = "cost_per_s"
 _PROFILE_KEYS = ("device", "mesh", "replicas", "attention", "kernels", "compile", "threads")
 
 
@@ -167,7 +168,7 @@ def profile_names() -> list[str]:
 def load_profile(name: str) -> dict[str, Any]:
     """Load a profile: operational settings of a machine."""
     raw = _load_named("profiles", name)
-    unknown = set(raw) - {*_PROFILE_KEYS, "layout"}
+    unknown = set(raw) - {*_PROFILE_KEYS, "layout", RATE_KEY}
     if unknown:
         raise ConfigError(f"profile {name!r}: unknown keys {', '.join(sorted(unknown))}")
     return raw
@@ -214,7 +215,7 @@ def resolve(given: Mapping[str, Any], preset: Preset, profile: str) -> Settings:
     """
     layers: dict[str, Any] = {flag.key: flag.default for flag in FLAGS}
     layers |= {"dtype": preset.dtype, "solver": preset.solver}
-    layers |= load_profile(profile)
+    layers |= {key: value for key, value in load_profile(profile).items() if key != RATE_KEY}
     layers |= dict(given)
     layers |= {"preset": preset.name, "profile": profile}
     try:

@@ -18,7 +18,7 @@ from typing import Any
 from batch_gen import clock, metrics
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.claims import ChunkEnd, ClaimOptions, ClaimSource
-from batch_gen.config import Settings, num_cpus
+from batch_gen.config import RATE_KEY, Settings, load_profile, num_cpus
 from batch_gen.donelog import Tally
 from batch_gen.drain import Drain, install_signals
 from batch_gen.encode import EncodeSettings, VideoSpec
@@ -193,7 +193,8 @@ def join_run(store: Store, prepared: Prepared) -> RunFile:
 def plan_options(prepared: Prepared, worker: str) -> PlanOptions:
     """How this worker would plan."""
     facts = {"inputs": prepared.inputs, "worker": worker, "created": clock.utc_now()}
-    return PlanOptions(prepared.settings.chunk_requests, None, facts)
+    rate = load_profile(prepared.settings.profile).get(RATE_KEY)
+    return PlanOptions(prepared.settings.chunk_requests, None if rate is None else float(rate), facts)
 
 
 def claim_options(settings: Settings, hint: WorkerHint, on_chunk_end: Callable[[ChunkEnd], None]) -> ClaimOptions:
