@@ -143,7 +143,8 @@ def attend(q_BLHD: Any, keys: tuple[Any, Any, Any], num_keys: int, scale: float,
 
     Args:
         q_BLHD: [B, L, H, D] @ HBM.
-        keys: keys [B, H, D, S] @ HBM, values [B, S, H, D] @ HBM, and None or a mask [1, S] @ SBUF added to the scores.
+        keys: keys [B, H, D, S] @ HBM, values [B, S, H, D] @ HBM, and None or, in SBUF, ones [1, 128] and a mask [1, S]
+            that is added to the scores.
         num_keys: keys that count.
         scale: factor on the scores.
         into: out [B, L, H, D] @ HBM and lse [B, H, L] @ HBM to write.
@@ -220,7 +221,7 @@ def load_section(keys: Any, head: Any, span: tuple[int, int]) -> Any:
     D = keys_T.shape[2]
     section["keys"] = load((D, size), keys_T[head[0], head[1], :, start : start + size], keys_T.dtype)
     section["values"] = load_rows(v_BSHD, head, (start, None, size), v_BSHD.dtype)
-    section["mask"] = None if mask == None else mask[:, start : start + size]
+    section["mask"] = None if mask == None else (mask[0], mask[1][:, start : start + size])
     return section
 
 
@@ -255,8 +256,8 @@ def scores(queries_T: Any, section: Any, chunk: tuple[int, int]) -> Any:
     bank = nl.ndarray((rows, size), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=bank, stationary=queries_T, moving=section["keys"][:, start : start + size], accumulate=False)
     if section["mask"] != None:  # a row added by a contraction of one costs TensorE less than VectorE a pass
-        ones = filled((1, rows), 1.0, queries_T.dtype)
-        nisa.nc_matmul(dst=bank, stationary=ones, moving=section["mask"][:, start : start + size], accumulate=True)
+        ones, mask = section["mask"]
+        nisa.nc_matmul(dst=bank, stationary=ones[:, 0:rows], moving=mask[:, start : start + size], accumulate=True)
     return bank
 
 
@@ -290,12 +291,14 @@ def add_values(product: Any, weights: Any, values: Any, first_key: int) -> None:
     for index in range(len(parts)):
         start, keys = parts[index]
         nisa.nc_transpose(dst=bank[0:keys, index * rows : (index + 1) * rows], data=weights[:, start : start + keys])
+    # VectorE is the busiest engine; every second chunk leaves PSUM through ScalarE
+    engine = nisa.engine.scalar if first_key // KEY_CHUNK % 2 == 1 else nisa.engine.vector
     full = size // KEY_TILE * rows
     if full > 0:
-        nisa.tensor_copy(dst=turned[:, 0:full], src=bank[:, 0:full])
+        nisa.tensor_copy(dst=turned[:, 0:full], src=bank[:, 0:full], engine=engine)
     if size % KEY_TILE > 0:
         rest = size % KEY_TILE
-        nisa.tensor_copy(dst=turned[0:rest, full : full + rows], src=bank[0:rest, full : full + rows])
+        nisa.tensor_copy(dst=turned[0:rest, full : full + rows], src=bank[0:rest, full : full + rows], engine=engine)
     for index in range(len(parts)):
         start, keys = parts[index]
         nisa.nc_matmul(

@@ -69,12 +69,13 @@ def conv3d(
     sizes = output_sizes((len(frames), x_BCTHW.shape[3], x_BCTHW.shape[4]), weight.shape, padding, stride)
     out = nl.ndarray((B, weight.shape[0], sizes[0], sizes[1], sizes[2]), dtype=x_BCTHW.dtype, buffer=nl.shared_hbm)
     gains = norm_gains(norm_gamma, C)
+    ones = None if norm_gamma == None else filled((PARTITIONS, PARTITIONS), 1.0, x_BCTHW.dtype)
     for span in tiles(weight.shape[0], group_channels(weight)):
         start, size = span
         kernel = dict()
         kernel["weights"] = weight_tiles(weight, start, size)
         kernel["biases"] = bias_tiles(bias, start, size)
-        kernel["gains"], kernel["silu"] = gains, silu
+        kernel["gains"], kernel["silu"], kernel["ones"] = gains, silu, ones
         kernel["padding"], kernel["stride"], kernel["first_out"] = padding, stride, start
         kernel["taps"] = weight.shape[2:]
         for b in range(B):
@@ -220,7 +221,7 @@ def normalized(source: Any, kernel: Any, b: int, rows: Any, columns: Any) -> Any
         raw.append(load_window(source, kernel, b, tile, (rows, columns, shape)))
     if kernel["gains"] == None and not kernel["silu"]:
         return raw
-    inverse = None if kernel["gains"] == None else inverse_norms(raw)
+    inverse = None if kernel["gains"] == None else inverse_norms(raw, kernel["ones"])
     found = []
     for index in range(len(raw)):
         tile = raw[index]
@@ -253,8 +254,14 @@ def load_window(source: Any, kernel: Any, b: int, tile: Any, where: Any) -> Any:
     up = max(0, -top)
     down = height if register != None else min(height, H - top)
     near, far = max(0, -left), min(width, W - left)
-    if up > 0 or down < height or near > 0 or far < width:
-        nisa.memset(dst=window, value=0.0)
+    if up > 0:
+        nisa.memset(dst=window[:, 0:up, :], value=0.0)
+    if down < height:
+        nisa.memset(dst=window[:, down:height, :], value=0.0)
+    if near > 0:
+        nisa.memset(dst=window[:, up:down, 0:near], value=0.0)
+    if far < width:
+        nisa.memset(dst=window[:, up:down, far:width], value=0.0)
     offset = (((b * C + tile[0]) * T + frame) * H + top + up) * W + left + near
     pattern = ((T * H * W, tile[1]), (W, down - up), (1, far - near))
     inside = x_BCTHW.ap(pattern=pattern, offset=offset, scalar_offset=register, indirect_dim=3)
@@ -262,7 +269,7 @@ def load_window(source: Any, kernel: Any, b: int, tile: Any, where: Any) -> Any:
     return window
 
 
-def inverse_norms(raw: Any) -> Any:
+def inverse_norms(raw: Any, ones: Any) -> Any:
     """[128 or C, rows, columns] float32 SBUF: one over the norm over channels, the same on every partition."""
     partitions, height, width = raw[0].shape
     squares = []
@@ -276,8 +283,10 @@ def inverse_norms(raw: Any) -> Any:
         bank = nl.ndarray((partitions, size), dtype=nl.float32, buffer=nl.psum)
         for index in range(len(squares)):
             square = squares[index]
-            ones = filled((square.shape[0], partitions), 1.0, square.dtype)
-            nisa.nc_matmul(dst=bank, stationary=ones, moving=square[:, start : start + size], accumulate=index > 0)
+            stationary = ones[0 : square.shape[0], 0:partitions]
+            nisa.nc_matmul(
+                dst=bank, stationary=stationary, moving=square[:, start : start + size], accumulate=index > 0
+            )
         floored = nl.ndarray((partitions, size), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=floored, data=bank, op0=nl.maximum, operand0=SQUARE_FLOOR)
         nisa.activation(dst=inverse[:, start : start + size], op=nl.rsqrt, data=floored)

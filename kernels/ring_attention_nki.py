@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from kernels.attention_nki import MASKED, attend, check_attention, score_scale, transpose_keys
-from kernels.tiles_nki import check_limit, load, tiles, wait_for_both_cores
+from kernels.tiles_nki import PARTITIONS, check_limit, filled, load, tiles, wait_for_both_cores
 
 RING_DTYPES = (nl.float32, nl.bfloat16)  # float16 cannot hold the mask
 MASK_CHUNK = 4096  # keys whose mask is made at once, on one partition
@@ -64,9 +64,10 @@ def ring_attention(
     wait_for_both_cores(keys_T)
     travelling = (keys_T, v_BSHD) if k_valid == None else (keys_T, v_BSHD, k_valid)
     num_steps = ring_length(pairs)
+    ones = filled((1, PARTITIONS), 1.0, q_BLHD.dtype)
 
     def step(index: int, block: Any) -> None:
-        mask = None if k_valid == None else key_mask(block[2], S, MASKED, q_BLHD.dtype)
+        mask = None if k_valid == None else (ones, key_mask(block[2], S, MASKED, q_BLHD.dtype))
         previous = None if index == 0 else (numerators, sums)
         into = (out, lse) if index == num_steps - 1 else (numerators, sums)
         attend(q_BLHD, (block[0], block[1], mask), S, factor, into, previous)
