@@ -1,5 +1,7 @@
 """The numbers of every mesh against one process, on real gloo ranks: prints a table and one line of JSON.
 
+Run: python scripts/prove_mesh.py
+
 All meshes of tp 1, 2, 4, cp 1 to 4 and cfg 1, 2 with up to 8 ranks, by ring and by gathered keys, with and without
 sequence parallelism, on clips whose token counts divide by nothing, in float32; a subset in bfloat16, three ways.
 """

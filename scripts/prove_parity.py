@@ -1,5 +1,7 @@
 """How closely the pipeline agrees with diffusers on the same weights: the tables of docs/parity.md.
 
+Run: python scripts/prove_parity.py
+
 Runs without arguments on the random checkpoint `tiny`; ends with one line of JSON. Each figure in "ratios" is the worst
 one divided by its bound, so what is above 1 is broken.
 """
