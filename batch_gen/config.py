@@ -102,6 +102,7 @@ class Settings(BaseModel):
     max_failures: str
     ok_with_quarantine: bool
     drain_budget: float = Field(ge=0.0)
+    block_list: str | None
     drain_at: str | None
     on_clip: str | None
     max_cost: float | None = Field(None, gt=0.0)

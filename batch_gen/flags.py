@@ -80,6 +80,7 @@ OPERATIONAL: tuple[Flag, ...] = (
     ),
     Flag("ok-with-quarantine", "bool", False, "operational", "Exit 0 although clips were quarantined."),
     Flag("drain-budget", "float", 25.0, "operational", "Seconds to finish after SIGTERM."),
+    Flag("block-list", "path", None, "operational", "File of patterns: prompts that match are set aside."),
     Flag("drain-at", "str", None, "operational", "Drain at this moment (ISO 8601 with zone)."),
     Flag("on-clip", "str", None, "operational", "A line of JSON per finished clip: - for stdout, or a webhook URL."),
     Flag("max-cost", "float", None, "operational", "Stop (exit 4) when this worker has cost so much."),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_gen import checkpoint as checkpoints
+from batch_gen.blocklist import read_block_list
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
 from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, read_job_file, resolve
@@ -47,6 +48,13 @@ class Prepared:
             source = self.manifest.files[location.file_index].source.name
             yield PlanRow(request, source, location.row_group, location.row)
 
+    def num_blocked(self) -> int:
+        """Clips that the block list will set aside."""
+        block_list = read_block_list(self.settings.block_list)
+        if block_list is None:
+            return 0
+        return sum(block_list.match(row.request.prompt) is not None for row in self.rows())
+
     def fingerprint_settings(self) -> dict[str, Any]:
         """The settings that form the run's fingerprint."""
         return {"checkpoint": self.checkpoint.digest, **self.settings.semantic()}
@@ -82,6 +90,7 @@ def check_combinations(settings: Settings) -> None:
         raise UsageError("--max-cost needs --price-per-hour: what an hour of this machine costs")
     if settings.on_clip is not None:
         check_target(settings.on_clip)
+    read_block_list(settings.block_list)
     if settings.drain_at is not None:
         parse_moment(settings.drain_at)
     check_mesh(settings)

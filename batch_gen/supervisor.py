@@ -60,6 +60,7 @@ class Supervisor:
         drain: the flag to stop.
         meter, progress: figures and display.
         num_replicas: pipelines on this machine.
+        blocked: why a prompt must not be rendered, None for all others.
         tell: hears of every clip that is committed or set aside.
         memory_limit_bytes: an engine whose memory grows towards this is started anew in time.
     """
@@ -71,6 +72,7 @@ class Supervisor:
     meter: Meter
     progress: Progress
     num_replicas: int = 1
+    blocked: Callable[[str], str | None] = lambda _: None
     tell: Callable[[dict[str, Any]], None] = lambda _: None
     memory_limit_bytes: int | None = None
     replicas: list[Replica] = field(default_factory=list)
@@ -152,10 +154,21 @@ class Supervisor:
                 return
             if isinstance(work, Wait):
                 self.source.wait_for_change(work.seconds)
+            elif self._is_blocked(work):
+                continue
             elif replica.engine is None and not self._start(replica):
                 self.source.abandoned(work.clip_id)
             elif self._begin(work) and not self._adopt(work):
                 self._render(replica, work)
+
+    def _is_blocked(self, work: Assignment) -> bool:
+        """Set a blocked prompt aside before anything is spent on it."""
+        reason = self.blocked(work.request.prompt)
+        if reason is None:
+            return False
+        attempt = Attempt(work.request, work.chunk, work.epoch, work.attempt)
+        self._failed(attempt, ClipFailed("input", reason))
+        return True
 
     def _begin(self, work: Assignment) -> bool:
         """Write the attempt down; False when the clip is another's or the store is away."""

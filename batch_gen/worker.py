@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_gen import clock, metrics
+from batch_gen.blocklist import read_block_list
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.claims import ChunkEnd, ClaimOptions, ClaimSource
 from batch_gen.config import RATE_KEY, Settings, load_profile, num_cpus
@@ -28,7 +29,7 @@ from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, EnvironmentFa
 from batch_gen.fake_engine import FakeOptions
 from batch_gen.interruption import SpotWatch, drain_at
 from batch_gen.job import Workshop
-from batch_gen.launch import DEFAULT_STALL_S, EngineSpec, RemoteEngine
+from batch_gen.launch import COMPILE_S, DEFAULT_STALL_S, EngineSpec, RemoteEngine
 from batch_gen.metrics import Meter, RunSummary
 from batch_gen.notify import Notifier
 from batch_gen.outcome import RunFacts
@@ -158,6 +159,9 @@ def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Resu
         start = engine_starter(prepared, shop.scratch, source.heartbeat)
         supervisor = Supervisor(source, start, shop, drain, meter, progress, settings.replicas)
         supervisor.memory_limit_bytes = memory_limit_bytes(settings)
+        block_list = read_block_list(settings.block_list)
+        if block_list is not None:
+            supervisor.blocked = block_list.match
         notifier = Notifier(settings.on_clip) if settings.on_clip else None
         if notifier is not None:
             supervisor.tell = notifier.clip
@@ -315,6 +319,7 @@ def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int
         cores=device_cores(settings, index),
         cpus=replica_cpus(settings, index),
         stall_s=stall_s,
+        first_s=COMPILE_S if settings.device == "neuron" or settings.compile != "off" else 0.0,
     )
 
 

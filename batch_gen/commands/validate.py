@@ -50,6 +50,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "rows": manifest.num_rows,
         "selected_rows": survey.num_rows,
         "clips": survey.num_clips,
+        "blocked": prepared.num_blocked(),
         "video_s": float(survey.duration_s),
         "cost": survey.cost,
         "model": settings.model,
@@ -69,6 +70,8 @@ def as_text(body: Mapping[str, Any]) -> str:
         f"{body['rows']:,} rows in {files}{chosen}: {body['clips']:,} clips, {body['video_s']:,.1f} s of video",
         f"model {body['model']}, preset {body['preset']}",
     ]
+    if body["blocked"]:
+        lines.append(f"{body['blocked']:,} clips will be set aside by the block list")
     buckets = list(body["buckets"].items())
     lines += [f"  {name:<24} {count:>10,} clips" for name, count in buckets[:MAX_BUCKETS_SHOWN]]
     if len(buckets) > MAX_BUCKETS_SHOWN:

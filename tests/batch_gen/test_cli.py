@@ -24,7 +24,7 @@ SEMANTIC_FLAGS = {
 OPERATIONAL_FLAGS = {
     "out", "profile", "config", "device", "mesh", "replicas", "attention", "kernels", "compile", "threads", "scratch",
     "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",
-    "max-failures", "ok-with-quarantine", "drain-budget", "drain-at", "on-clip",
+    "max-failures", "ok-with-quarantine", "drain-budget", "block-list", "drain-at", "on-clip",
     "max-cost", "price-per-hour", "max-hours", "stall-timeout", "require-same-numerics",
     "no-token-check", "ignore-memory", "s3-endpoint", "s3-checksum", "quiet",
 }  # fmt: skip

@@ -35,12 +35,16 @@ def command(manifest, out, *flags):
 
 def start(manifest, out, *flags):
     """A run as a process of its own."""
-    return subprocess.Popen(command(manifest, out, *flags), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command(manifest, out, *flags), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def run(manifest, out, *flags):
     """Run to the end; returns (exit code, summary or None, stderr)."""
-    done = subprocess.run(command(manifest, out, *flags), cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command(manifest, out, *flags), cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
     body = json.loads(done.stdout) if done.stdout.strip().startswith("{") else None
     return done.returncode, body, done.stderr
 

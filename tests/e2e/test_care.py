@@ -25,7 +25,12 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("care")
     (folder / "o.json").write_text(json.dumps({"faults": {"clip-1": "nan"}}))
     code, _, errors = run(
-        small_manifest(folder / "m.parquet", 3, tag="hero"), folder / "out", "--model", f"fake:{folder / 'o.json'}", "--max-failures", "9"
+        small_manifest(folder / "m.parquet", 3, tag="hero"),
+        folder / "out",
+        "--model",
+        f"fake:{folder / 'o.json'}",
+        "--max-failures",
+        "9",
     )
     assert code == 3, errors
     return folder / "out"

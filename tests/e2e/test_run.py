@@ -1,7 +1,6 @@
 """Whole runs as real processes: to a folder and to S3, resumed, killed, with failing clips."""
 
 import json
-import os
 import signal
 import sys
 from pathlib import Path
@@ -141,7 +140,9 @@ def test_limit_ids_and_where_select(tmp_path):
 @pytest.mark.parametrize("codec", ["ffv1", "x264_lossless", "h265_10bit"])
 def test_other_codecs(tmp_path, codec):
     """Each codec gives files that verify, with its own suffix."""
-    code, _, errors = run(small_manifest(tmp_path / "m.parquet", 1), tmp_path / "out", "--model", "fake", "--codec", codec)
+    code, _, errors = run(
+        small_manifest(tmp_path / "m.parquet", 1), tmp_path / "out", "--model", "fake", "--codec", codec
+    )
     assert code == 0, errors
     suffix = ".mkv" if codec == "ffv1" else ".mp4"
     assert len(list((tmp_path / "out").glob(f"clips/*/clip-0{suffix}"))) == 1
@@ -197,8 +198,6 @@ def alive(pid):
         return False
 
 
-
-
 def test_a_spot_notice_drains(tmp_path, monkeypatch):
     """A Spot notice ends the run with 75, frees the lease and leaves the metrics part; the next worker continues."""
     from tests.imds import StubImds
@@ -239,7 +238,20 @@ def test_clips_are_told(tmp_path):
 
     manifest = small_manifest(tmp_path / "m.parquet", 3)
     command = helpers.command(manifest, tmp_path / "out", "--model", "fake", "--on-clip", "-")
-    done = subprocess.run([part for part in command if part != "--json"], cwd=helpers.ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [part for part in command if part != "--json"], cwd=helpers.ROOT, capture_output=True, text=True, check=True
+    )
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {row["clip_id"] for row in told} == {"clip-0", "clip-1", "clip-2"}
     assert all(row["status"] == "committed" for row in told)
+
+
+def test_blocked_prompts_are_set_aside(tmp_path):
+    """Rows that the block list names are quarantined unrendered, with its line; the rest is committed."""
+    manifest = small_manifest(tmp_path / "m.parquet", 3)
+    (tmp_path / "blocked.txt").write_text("circle 1\n")
+    flags = ("--model", "fake", "--block-list", str(tmp_path / "blocked.txt"))
+    code, body, _ = run(manifest, tmp_path / "out", *flags)
+    assert (code, body["num_committed"], body["num_quarantined"]) == (3, 2, 1)
+    rows = {row["clip_id"]: row for row in tables.read_rows(tmp_path / "out" / "clips.parquet")}
+    assert rows["clip-1"]["message"] == "blocked by blocked.txt, line 1"
