@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from kernels import backend
 from models.checkpoint_files import read_json
 from models.errors import ModelError
+from models.parallel.bounded import BoundedAttention, Repetition
 from models.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from models.parallel.context import SpreadAttention, TokenSplit, attention_kind
 from models.parallel.layout import LayoutError
@@ -80,12 +82,25 @@ def parallelize(
         model.tokens = tokens
         for block in _blocks(model):
             block.attn1.attend = SpreadAttention(tokens, mesh.ring_pairs("cp"), kind)
+        if kind == "ring" and backend.current() == "nki" and not mesh.cp.is_trivial:
+            bound_attention(model, tokens, mesh)
     if not mesh.tp.is_trivial:
         apply_plan(model, PLAN, _finish(mesh.tp, sequence))
         for block in _blocks(model):
             _join_heads(block, mesh.tp)
             _gather_inputs(block, sequence)
     return model
+
+
+def bound_attention(model: WanTransformer, tokens: TokenSplit, mesh: Mesh) -> Repetition:
+    """Let every layer's ring use the constant bound, and repeat a forward where it lost rows (`parallel.bounded`)."""
+    layers = []
+    for block in _blocks(model):
+        layers.append(BoundedAttention(mesh.cp, mesh.ring_pairs("cp"), tokens.valid_tokens, tokens.place.device))
+        block.attn1.attend = layers[-1]
+    repetition = Repetition(layers, mesh.world)
+    repetition.watch(model)
+    return repetition
 
 
 def _blocks(model: WanTransformer) -> list[Block]:
