@@ -22,7 +22,9 @@ from batch_gen.engine import ALL_STEPS, DenoiseOptions, Done, Event, Events, Sla
 from batch_gen.errors import ClipFailed, ConfigError
 from batch_gen.request import RenderRequest
 
-FAULTS = ("exit", "hang", "nan", "flat", "error", "device", "short", "nondeterministic")
+DENOISE_FAULTS = ("exit", "hang", "nan", "error", "device")
+DECODE_FAULTS = ("flat", "short", "nondeterministic")
+FAULTS = DENOISE_FAULTS + DECODE_FAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class FakeOptions:
         faults: clip_id (or `*`) -> one of `FAULTS`; a fault name with the suffix `-once` happens one time only,
             remembered in `once_folder` across processes.
         once_folder: where `-once` faults leave their mark.
+        trace: file that gets a line for each stage that begins or ends, `denoise fox`, `denoised fox`, `decode fox`,
+            `decoded fox`, from all processes; empty for none.
     """
 
     text_s: float = 0.0
@@ -45,6 +49,7 @@ class FakeOptions:
     frames_per_slab: int = 4
     faults: dict[str, str] = field(default_factory=dict)
     once_folder: str = ""
+    trace: str = ""
 
     @classmethod
     def from_file(cls, path: Path) -> FakeOptions:
@@ -88,7 +93,8 @@ class FakeEngine:
     def denoise(self, request: RenderRequest, text: str, options: DenoiseOptions = ALL_STEPS) -> Events:
         """Walk through the steps; latents are a function of the request."""
         del text
-        fault = self._fault(request.clip_id)
+        self._note("denoise", request)
+        fault = self._fault(request.clip_id, DENOISE_FAULTS)
         first = options.start[0] if options.start else 0
         last = request.steps if options.stop is None else min(options.stop, request.steps)
         latents = _latents(request)
@@ -101,15 +107,18 @@ class FakeEngine:
             yield Step(index + 1, request.steps)
         if fault == "nan":
             raise ClipFailed("nonfinite", f"clip {request.clip_id}: latents hold NaN (planted)")
+        self._note("denoised", request)
         yield Done(latents, {})
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
         """Frames from the latents: a gradient that moves, so that no two frames are equal."""
-        fault = self._fault(request.clip_id) if request.clip_id in self.options.faults else ""
+        self._note("decode", request)
+        fault = self._fault(request.clip_id, DECODE_FAULTS)
         for frames in _slabs(request, latents, self.options.frames_per_slab, fault):
             time.sleep(self.options.slab_s)
             frames.flags.writeable = False
             yield Slab(frames)
+        self._note("decoded", request)
         yield Done(None, {})
 
     def render(self, request: RenderRequest) -> Iterator[Event]:
@@ -125,8 +134,15 @@ class FakeEngine:
     def close(self) -> None:
         """Nothing to free."""
 
-    def _fault(self, clip_id: str) -> str:
+    def _note(self, event: str, request: RenderRequest) -> None:
+        if self.options.trace:
+            with Path(self.options.trace).open("ab", buffering=0) as trace:  # one write, so lines never mix
+                trace.write(f"{event} {request.clip_id}\n".encode())
+
+    def _fault(self, clip_id: str, of_stage: tuple[str, ...]) -> str:
         fault = self.options.faults.get(clip_id, self.options.faults.get("*", ""))
+        if fault.removesuffix("-once") not in of_stage:
+            return ""
         if not fault.endswith("-once"):
             return fault
         mark = Path(self.options.once_folder or ".") / f"{_hash(clip_id).hex()[:16]}.mark"

@@ -32,6 +32,7 @@ from batch_gen.request import RenderRequest
 _POLL_S = 0.25
 _LAST_WORDS_BYTES = 4000
 DEFAULT_STALL_S = 600.0
+COMPILE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ class EngineSpec:
         cores: device cores of the ranks, by rank; empty on CPU.
         cpus: host cores that the ranks may use; empty for all.
         folder: scratch folder of this rank group (logs, rendezvous, last words).
-        stall_s: seconds of silence after the first step that mean a hang.
-        load_s: seconds that loading and compiling may take.
+        stall_s: seconds of silence that mean a hang.
+        load_s: seconds that loading may take.
+        first_s: seconds that the first answer of a stage to a bucket may take, for its graphs are compiled then.
         environment: variables set before exec, e.g. for a device runtime.
     """
 
@@ -60,6 +62,7 @@ class EngineSpec:
     cpus: tuple[int, ...] = ()
     stall_s: float = DEFAULT_STALL_S
     load_s: float = 3600.0
+    first_s: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -80,6 +83,8 @@ class RemoteEngine:
         self._on_wait = on_wait
         self._stage = "start"
         self._closed = False
+        self._busy = False
+        self._compiled: set[tuple[str, str]] = set()
         self._folder = Path(spec.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         for stale in self._folder.glob("*"):
@@ -97,18 +102,19 @@ class RemoteEngine:
 
     def text(self, requests: Sequence[RenderRequest]) -> Events:
         """See `Engine.text`."""
-        yield from self._call("text", {"requests": [request.to_json() for request in requests]})
+        body = {"requests": [request.to_json() for request in requests]}
+        yield from self._call(("text", ""), body)
 
     def denoise(self, request: RenderRequest, text: str, options: DenoiseOptions = ALL_STEPS) -> Events:
         """See `Engine.denoise`."""
         start = options.start
         body = {"request": request.to_json(), "text": text, "stop": options.stop, "taps": list(options.taps)}
         body["start"] = start[0] if start else None
-        yield from self._call("denoise", body, [start[1]] if start else [])
+        yield from self._call(("denoise", str(request.bucket)), body, [start[1]] if start else [])
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
         """See `Engine.decode`."""
-        yield from self._call("decode", {"request": request.to_json()}, [latents])
+        yield from self._call(("decode", str(request.bucket)), {"request": request.to_json()}, [latents])
 
     def render(self, request: RenderRequest) -> Iterator[Event]:
         """See `Engine.render`."""
@@ -167,34 +173,45 @@ class RemoteEngine:
         description: dict[str, Any] = header["description"]
         return description
 
-    def _call(self, name: str, body: dict[str, Any], arrays: Sequence[npt.NDArray[Any]] = ()) -> Events:
-        self._stage = name
+    def _call(self, graph: tuple[str, str], body: dict[str, Any], arrays: Sequence[npt.NDArray[Any]] = ()) -> Events:
+        """Run a stage on a bucket; `graph` names both."""
+        while self._busy:  # the caller gave the last call up half way; the ranks did not
+            self._answer(self.spec.stall_s)
+        self._stage = graph[0]
         try:
-            wire.send(self._connection, {"type": name, **body}, arrays)
-        except wire.WireClosed as error:
-            raise self._lost() from error
-        while True:
-            # The first answer of a bucket may wait for a compiler.
-            header, received = self._receive(max(self.spec.stall_s, self.spec.load_s if name != "decode" else 0.0))
+            self._connection.settimeout(self.spec.stall_s)  # large arrays wait for a rank that reads slowly
+            wire.send(self._connection, {"type": graph[0], **body}, arrays)
+        except OSError as error:
+            is_full = isinstance(error.__cause__, TimeoutError)
+            raise (self._hang(self.spec.stall_s) if is_full else self._lost()) from error
+        self._busy = True
+        while self._busy:
+            stall_s, first_s = self.spec.stall_s, self.spec.first_s
+            header, received = self._answer(stall_s if graph in self._compiled else max(stall_s, first_s))
+            self._compiled.add(graph)
             event = _event(header, received)
             if event is None:
                 raise self._error(header)
             yield event
-            if isinstance(event, Done):
-                return
+
+    def _answer(self, patience_s: float) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
+        """The next message of the call in progress; notes when it is the last one."""
+        header, arrays = self._receive(patience_s)
+        self._busy = header["type"] not in {"done", "error"}
+        return header, arrays
 
     def _receive(self, patience_s: float) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
         deadline = time.monotonic() + patience_s
         while True:
             self._look_for_deaths()
-            if _readable(self._connection, _POLL_S):
-                self._connection.settimeout(max(self.spec.stall_s, 1.0))
-                try:
+            try:
+                if _readable(self._connection, _POLL_S):
+                    self._connection.settimeout(max(self.spec.stall_s, 1.0))
                     return wire.receive(self._connection)
-                except wire.WireClosed as error:
-                    raise self._lost() from error
-                except TimeoutError as error:
-                    raise self._hang(patience_s) from error
+            except TimeoutError as error:
+                raise self._hang(patience_s) from error
+            except (OSError, ValueError) as error:  # closed by the ranks, or here by `kill` from another thread
+                raise self._lost() from error
             if time.monotonic() > deadline:
                 raise self._hang(patience_s)
             if self._stage == "start":

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from fractions import Fraction
 
 import numpy as np
@@ -26,9 +27,8 @@ def make_request(clip_id="fox", **changes):
 
 def remote(tmp_path, **options):
     """A fake engine in a process of its own."""
-    stall_s = options.pop("stall_s", 60.0)
-    load_s = options.pop("load_s_limit", 60.0)
-    return RemoteEngine(EngineSpec("fake", options, str(tmp_path / "ranks"), stall_s=stall_s, load_s=load_s))
+    times = {name: options.pop(name) for name in ("stall_s", "first_s") if name in options}
+    return RemoteEngine(EngineSpec("fake", options, str(tmp_path / "ranks"), **({"stall_s": 60.0} | times)))
 
 
 def pipeline(tmp_path, folder):
@@ -82,6 +82,14 @@ def test_a_clip_does_not_depend_on_its_neighbours(engine):
     other = frames_of(engine.render(make_request("bear", seed=8)))
     assert np.array_equal(first, frames_of(engine.render(make_request())))
     assert not np.array_equal(first, other)
+
+
+def test_a_call_given_up_half_way_leaves_nothing_behind(engine):
+    """After a decode whose frames nobody wants any more, the next clip gets its own frames and no others."""
+    first = frames_of(engine.render(make_request()))
+    given_up = engine.render(make_request("bear", seed=8))
+    next(event for event in given_up if isinstance(event, Slab))
+    assert np.array_equal(frames_of(engine.render(make_request())), first)
 
 
 def test_taps_and_stop(engine):
@@ -150,12 +158,58 @@ def test_a_killed_rank_is_named(tmp_path):
 
 
 def test_a_silent_rank_is_a_hang(tmp_path):
-    """A rank that gives no sign of life for the stall time is killed, and the kind is hang."""
-    engine = remote(tmp_path, faults={"*": "hang"}, stall_s=1.0, load_s_limit=2.0)
+    """A rank that gives no sign of life for the stall time, from the first step on, is killed; the kind is hang."""
+    engine = remote(tmp_path, faults={"*": "hang"}, stall_s=1.0)
     with pytest.raises(EngineLost) as lost:
         list(engine.render(make_request()))
     assert lost.value.kind == "hang"
     assert_gone(engine.pids)
+
+
+def test_the_first_answer_of_a_bucket_may_wait_for_a_compiler(tmp_path):
+    """Silence before the first step of a bucket has a patience of its own; later ones have the stall time."""
+    slow = remote(tmp_path, step_s=1.5, stall_s=0.5, first_s=60.0)
+    events = slow.render(make_request())
+    assert next(events) == Step(1, 3)
+    with pytest.raises(EngineLost) as lost:
+        next(events)
+    assert lost.value.kind == "hang"
+
+
+def test_a_rank_that_stopped_reading_is_a_hang(tmp_path):
+    """Latents that a stopped rank does not take are a hang after the stall time, not a death."""
+    engine = remote(tmp_path, stall_s=1.0)
+    os.kill(engine.pids[0], signal.SIGSTOP)
+    with pytest.raises(EngineLost) as lost:
+        list(engine.decode(make_request(), np.zeros((16, 64, 64, 64), np.float32)))
+    assert lost.value.kind == "hang"
+    assert_gone(engine.pids)
+
+
+def test_an_engine_killed_from_another_thread_is_lost(tmp_path):
+    """A drain kills the engine while its replica waits for a step: the replica gets EngineLost and nothing else."""
+    for delay_s in (0.0, 0.1, 0.3):
+        engine = remote(tmp_path / str(delay_s), step_s=30.0)
+        threading.Timer(delay_s, engine.kill).start()
+        with pytest.raises(EngineLost):
+            list(engine.render(make_request()))
+        assert_gone(engine.pids)
+
+
+@pytest.mark.parametrize("fault", ["nan-once", "short-once", "flat-once"])
+def test_a_fault_that_happens_once(tmp_path, fault):
+    """A fake fault with the suffix -once strikes the first time, in the stage that it is of, and the trace tells."""
+    options = FakeOptions(faults={"fox": fault}, once_folder=str(tmp_path), trace=str(tmp_path / "trace"))
+    good = frames_of(FakeEngine().render(make_request()))
+    engine = FakeEngine(options)
+    if fault == "nan-once":
+        with pytest.raises(ClipFailed):
+            list(engine.render(make_request()))
+    else:
+        assert not np.array_equal(frames_of(engine.render(make_request())), good)
+    assert np.array_equal(frames_of(engine.render(make_request())), good)
+    begun = [line for line in (tmp_path / "trace").read_text().splitlines() if line.startswith("denoise ")]
+    assert begun == ["denoise fox"] * 2
 
 
 def test_a_checkpoint_that_is_not_there_is_an_error_at_the_start(tmp_path):
