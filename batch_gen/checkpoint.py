@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import filelock
 
@@ -20,14 +20,17 @@ from batch_gen.errors import CheckpointError, ConfigError, UsageError
 from batch_gen.request import ModelLimits
 from batch_gen.storage.base import StoreOptions
 from batch_gen.weights import fetch_from_hub, fetch_from_store
+from models.entry import ConfigFiles, Limits
+from models.errors import ModelError
+from models.registry import entry_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from batch_gen.request import Conditioning
 
 BUILT_IN = ("pocket", "tiny", "fake")
 _FILES = (".json", ".safetensors", ".model", ".txt")
-_OFFICIAL_PRESETS = {
-    "wan2.2-t2v-a14b": "t2v-a14b-480p",
-    "wan2.2-i2v-a14b": "i2v-a14b-480p",
-    "wan2.2-ti2v-5b": "ti2v-5b",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def open_checkpoint(name: str, store_options: StoreOptions | None = None) -> Che
         return Checkpoint(name, None, hashlib.sha256(name.encode()).hexdigest(), "pocket", ModelLimits(name="fake"), {})
     folder = _folder_of(name, store_options or StoreOptions())
     facts = read_facts(folder)
-    return Checkpoint(name, folder, digest_folder(folder), _preset_of(facts), _limits_of(name, facts), facts)
+    limits = read_limits(facts, folder)
+    return Checkpoint(name, folder, digest_folder(folder), limits.preset, model_limits(name, limits), facts)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -158,36 +162,28 @@ def _build_tiny() -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-def _limits_of(name: str, facts: dict[str, Any]) -> ModelLimits:
-    vae, transformer = facts["vae"], facts["transformer"]
-    patch = transformer.get("patch_size") or [1, 2, 2]
-    spatial = int(vae.get("scale_factor_spatial") or 2 ** len(vae.get("temperal_downsample", [0, 0, 0])))
-    architecture = architecture_of(facts)
-    conditionings: tuple[Any, ...] = ("text",)
-    if architecture == "wan2.2-i2v-a14b":
-        conditionings = ("image", "first_last")
-    fps = {"wan2.2-ti2v-5b": Fraction(24), "wan2.2-t2v-a14b": Fraction(16), "wan2.2-i2v-a14b": Fraction(16)}
-    trained = {"wan2.2-ti2v-5b": 121, "wan2.2-t2v-a14b": 81, "wan2.2-i2v-a14b": 81}
+def read_limits(facts: Mapping[str, Any], where: Path) -> Limits:
+    """What the checkpoint's own kind of pipeline says of its config files.
+
+    Raises:
+        CheckpointError: no pipeline of ours renders it, or its sizes do not fit together.
+    """
+    try:
+        return entry_of(facts["index"], where).limits(ConfigFiles(**facts))
+    except ModelError as error:
+        raise CheckpointError(f"{where}: {error.message.removeprefix(f'{where}: ')}") from error
+
+
+def model_limits(name: str, limits: Limits) -> ModelLimits:
+    """The limits as the manifest's rules take them; no official sizes: every row would be warned about otherwise."""
     return ModelLimits(
         name=name,
-        size_multiple=spatial * int(patch[1]),
-        conditionings=conditionings,
-        fps=fps.get(architecture),
-        trained_frames=trained.get(architecture),
+        size_multiple=limits.size_multiple,
+        max_tokens=limits.max_tokens,
+        conditionings=cast("tuple[Conditioning, ...]", limits.conditionings),
+        fps=None if limits.fps is None else Fraction(limits.fps),
+        trained_frames=limits.trained_frames,
     )
-
-
-def architecture_of(facts: dict[str, Any]) -> str:
-    """The published architecture that the sizes match, else `custom`."""
-    transformer = facts["transformer"]
-    heads, layers = transformer.get("num_attention_heads"), transformer.get("num_layers")
-    channels = transformer.get("in_channels")
-    table = {(40, 40, 16): "wan2.2-t2v-a14b", (40, 40, 36): "wan2.2-i2v-a14b", (24, 30, 48): "wan2.2-ti2v-5b"}
-    return table.get((heads, layers, channels), "custom")
-
-
-def _preset_of(facts: dict[str, Any]) -> str:
-    return _OFFICIAL_PRESETS.get(architecture_of(facts), "pocket")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -72,8 +72,6 @@ def load_experts(
     swap: bool,
 ) -> Experts:
     """The experts that a model_index.json names; raises ModelError("checkpoint" or "unsupported")."""
-    if index.get("expand_timesteps"):
-        raise ModelError("unsupported", f"{folder}: expand_timesteps (the 5B model) is not supported")
     ratio = index.get("boundary_ratio")
     folders = {HIGH: folder / "transformer"}
     if ratio is not None:
@@ -81,8 +79,6 @@ def load_experts(
     specs = [transformer_spec(read_json(path / "config.json")) for path in folders.values()]
     if specs[0] != specs[-1]:
         raise ModelError("unsupported", f"{folder}: transformer and transformer_2 have different sizes")
-    if specs[0].in_channels != specs[0].out_channels:
-        raise ModelError("unsupported", f"{folder}: in_channels {specs[0].in_channels}: an image-to-video model")
     boundary = None if ratio is None else float(ratio) * num_train_timesteps
     experts = Experts(folders, specs[0], boundary, read, device, swap)
     if not swap:

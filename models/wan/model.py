@@ -70,6 +70,26 @@ class TextKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class Modulation:
+    """What the timestep does to the blocks.
+
+    values: [K, 6, W] float32, one set per timestep of the clip. rows: [1, N] int64, which of the K each token held
+    here takes; None: there is one for all.
+    """
+
+    values: Tensor
+    rows: Tensor | None = None
+
+    def split(self, table_1MW: Tensor) -> tuple[Tensor, ...]:
+        """The values plus a table [1, M, W], as M tensors [1, 1 or N, W]."""
+        return tuple(self.of_tokens(part) for part in (table_1MW + self.values).unbind(1))
+
+    def of_tokens(self, part_KW: Tensor) -> Tensor:
+        """[K, W] -> [1, 1 or N, W], each token's."""
+        return part_KW.unsqueeze(1) if self.rows is None else part_KW[self.rows]
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """The residual stream [B, L, W] before a sum: base + gate * branch; a gate of None is 1, a branch of None is 0."""
 
@@ -197,9 +217,9 @@ class Block(nn.Module):
         self.ffn = FeedForward(spec.width, spec.ffn_dim)
         self.scale_shift_table = nn.Parameter(torch.zeros(1, 6, spec.width))
 
-    def forward(self, stream: Stream, modulation: Tensor, rope: Rope, num_tokens: int, text: TextKeys) -> Stream:
-        """One block on the stream; modulation: [B or 1, 6, W] float32; num_tokens: of the whole clip."""
-        shift1, scale1, gate1, shift3, scale3, gate3 = (self.scale_shift_table + modulation).chunk(6, dim=1)
+    def forward(self, stream: Stream, modulation: Modulation, rope: Rope, num_tokens: int, text: TextKeys) -> Stream:
+        """One block on the stream; num_tokens: of the whole clip."""
+        shift1, scale1, gate1, shift3, scale3, gate3 = modulation.split(self.scale_shift_table)
         x, normal = stream.norm(scale1, shift1, None, self.eps)
         x, normal = Stream(x, self.attn1(normal, rope, num_tokens), gate1).norm(None, None, self.norm2, self.eps)
         branch = self.attn2(normal, text)
@@ -255,23 +275,33 @@ class WanTransformer(nn.Module):
     def forward(self, latents: Tensor, timestep: Tensor, text: list[TextKeys], rope: Rope) -> Tensor:
         """The velocity of one clip under each text.
 
-        latents: [1, C, T, h, w] float32; timestep: [1] float32; text: of a batch B; rope: the clip's tables, each
-        [L, D / 2] float32. Returns [B, C, T, h, w] float32.
+        latents: [1, C, T, h, w] float32, C = in_channels; timestep: float32, [1], or [2] when the tokens of the first
+        latent frame have one of their own: theirs, then that of all others; text: of a batch B; rope: the clip's
+        tables, each [L, D / 2] float32. Returns [B, out_channels, T, h, w] float32.
         """
         tokens = self.patch_embedding(patchify(latents.to(self.dtype), self.spec.patch_size))
-        embedded, modulation = self._embed_time(timestep)
         num_tokens = tokens.shape[1]
+        embedded, values = self._embed_time(timestep)
+        rows = self._time_rows(tokens, latents.shape[2]) if timestep.shape[0] > 1 else None
+        modulation = Modulation(values, rows)
         rope = self.tokens.scatter_rope(rope)
         stream = Stream(self.tokens.scatter(tokens))
         for block, keys in zip(self.blocks, text, strict=True):
             stream = block(stream, modulation, rope, num_tokens, keys)
-        shift, scale = (self.scale_shift_table + embedded.unsqueeze(1)).chunk(2, dim=1)
+        shift, scale = Modulation(embedded.unsqueeze(1), rows).split(self.scale_shift_table)
         _, normal = stream.norm(scale, shift, None, self.spec.eps)
         velocity = self.tokens.gather(self.proj_out(normal), num_tokens)
         return unpatchify(velocity, latents.shape[2:], self.spec).float()
 
+    def _time_rows(self, tokens_BLW: Tensor, num_frames: int) -> Tensor:
+        """[1, N] int64 for the tokens held here: 0 in the first latent frame, 1 behind it."""
+        num_tokens = tokens_BLW.shape[1]
+        first = num_tokens // (num_frames // self.spec.patch_size[0])
+        is_later = (torch.arange(num_tokens, device=tokens_BLW.device) >= first).view(1, -1, 1)
+        return self.tokens.scatter(is_later.to(torch.int64)).squeeze(-1)
+
     def _embed_time(self, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        """[1] -> the embedding [1, W] and its six modulations [1, 6, W], rounded where diffusers rounds, as float32."""
+        """[K] -> embeddings [K, W] and their six modulations [K, 6, W], rounded where diffusers rounds, as float32."""
         embedded = self.time_embedder(sinusoids(timestep, self.spec.freq_dim)).to(self.dtype)
         modulation = self.time_proj(functional.silu(embedded))
         return embedded.float(), modulation.unflatten(1, (6, -1)).float()

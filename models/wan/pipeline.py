@@ -1,6 +1,6 @@
-"""Wan2.2 text-to-video: text -> latents -> frames, on one device or as one rank of a mesh.
+"""Wan2.2: text and images -> latents -> frames, on one device or as one rank of a mesh.
 
-Source: diffusers' `WanPipeline`; see docs/parity.md for how closely the numbers agree.
+Source: diffusers' `WanPipeline` and `WanImageToVideoPipeline`; see docs/parity.md for how closely the numbers agree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,16 +20,16 @@ from models.device import Device, dtype_named, open_device
 from models.errors import ModelError
 from models.events import DoneEvent, Event, StepEvent, TapEvent
 from models.parallel import layout
-from models.parallel.collectives import check_agreement, gather_blocks
+from models.parallel.collectives import broadcast, check_agreement, gather_blocks
 from models.parallel.loading import LoadMeter
 from models.parallel.mesh import Mesh, single
 from models.vae.decode import decode_stream, load_vae
-from models.vae.spec import read_spec
+from models.wan.condition import NOTHING, Condition, Still, check_conditioning, encode_channels, encode_first
 from models.wan.experts import LOW, Experts, load_experts
 from models.wan.parallelize import load_expert
 from models.wan.rope import rope_tables
 from models.wan.solver import Solver, initial_noise, make_solver, num_train_timesteps
-from models.wan.spec import WanSpec
+from models.wan.spec import WanSpec, conditionings
 from models.wan.text import TextEncoder, TextHandle
 
 # Steps between two checks that the latents are finite, where a check makes the host wait for the device.
@@ -53,6 +53,8 @@ class Sampling:
     guidance_low: float
     flow_shift: float
 
+    image: Still | None = None
+    last_image: Still | None = None
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
@@ -107,7 +109,7 @@ class WanPipeline:
         return cls(folder, options, open_device(options.device), mesh or single())
 
     def _spec(self, index: dict[str, Any]) -> WanSpec:
-        vae = read_spec(self.folder / "vae")
+        vae = self.vae.spec
         return WanSpec(
             name=str(index.get("_name_or_path") or self.folder.name),
             transformer=self.experts.spec,
@@ -119,6 +121,7 @@ class WanPipeline:
 
     def text(self, prompts: Sequence[str]) -> list[TextHandle]:
         """The prompts' embeddings, cleaned, tokenized and encoded once per run; raises ModelError("input")."""
+            conditionings=conditionings(index, self.experts.spec, vae),
         return [self.text_encoder.encode(prompt, self.options.long_prompt) for prompt in prompts]
 
     def denoise(
@@ -145,7 +148,8 @@ class WanPipeline:
         first, latents = self._enter(sampling, start)
         last = sampling.steps if stop is None else min(stop, sampling.steps)
         solver = make_solver(self.scheduler_config, self.options.solver, sampling.flow_shift, sampling.steps, first)
-        clip = _Clip(sampling, self.text((sampling.prompt, sampling.negative_prompt)), self._tables(sampling), solver)
+        texts = self.text((sampling.prompt, sampling.negative_prompt))
+        clip = _Clip(sampling, texts, self._tables(sampling), solver, self._condition(sampling))
         if "text" in taps:
             yield TapEvent("text", clip.texts[0].padded().float().cpu())
         for step in range(first, last):
@@ -161,6 +165,8 @@ class WanPipeline:
             yield TapEvent(f"latents.{last}", latents[0].cpu().clone())
         check_agreement(latents, self.mesh, f"latents before step {last} of {sampling.steps}")
         yield DoneEvent(latents[0].cpu())
+        if last == sampling.steps:
+            latents = clip.condition.placed(latents)
 
     def decode(self, latents: Tensor | NDArray[np.float32], num_frames: int) -> Iterator[NDArray[np.uint8]]:
         """Latents [C, T, h, w] float32 -> slabs of frames, uint8 [f, H, W, 3], on rank 0; the others yield none.
@@ -237,10 +243,33 @@ class WanPipeline:
         velocity = self.velocity(clip, clip.solver.timesteps[step], stage, latents)
         return velocity, clip.solver.step(step, velocity, latents)
 
+    @torch.inference_mode()
+    def _condition(self, sampling: Sampling) -> Condition:
+        """What the clip's images give, on the device; rank 0 encodes them, so that all ranks have the same bits."""
+        image, last_image = sampling.image, sampling.last_image
+        check_conditioning(image, last_image, self.spec.conditionings)
+        if image is None:
+            return NOTHING
+        _, frames, rows, columns = shape = self.spec.latent_shape(sampling.width, sampling.height, sampling.num_frames)
+        for still in (image, last_image):
+            if still is not None and still.pixels.shape != (sampling.height, sampling.width, 3):
+                raise ModelError("input", f"image of shape {still.pixels.shape} in a clip of {sampling.height} rows")
+        by_channels = "text" not in self.spec.conditionings
+        channels = self.spec.transformer.in_channels - shape[0] if by_channels else shape[0]
+        encoded = torch.zeros(1, channels, frames if by_channels else 1, rows, columns)
+        if self.mesh.is_first and by_channels:
+            encoded = encode_channels(self.vae, image, last_image, sampling.num_frames)
+        elif self.mesh.is_first:
+            encoded = encode_first(self.vae, image)
+        encoded = broadcast(encoded, self.mesh.world, self.mesh.world.ranks.index(0)).to(self.device.torch_device)
+        return Condition(channels=encoded) if by_channels else Condition(first=encoded)
+
     def velocity(self, clip: "_Clip", timestep: float, stage: str, latents: Tensor) -> Tensor:
         """The guided velocity [1, C, T, h, w] float32 of latents of the same shape."""
         model = self.experts.model(stage)
-        time = torch.tensor([timestep], dtype=torch.float32, device=self.device.torch_device)
+        times = clip.condition.timesteps(timestep)
+        time = torch.tensor(times, dtype=torch.float32, device=self.device.torch_device)
+        latents = clip.condition.model_input(latents)
         guidance = clip.guidance(stage)
         if guidance is not None and not self.mesh.cfg.is_trivial:
             own = self.mesh.cfg.index
@@ -280,6 +309,7 @@ class _Clip:
         high, low = self.sampling.guidance_high, self.sampling.guidance_low
         if stage == LOW:
             return low if high > 1 or low > 1 else None
+    condition: Condition
         return high if high > 1 else None
 
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from models.entry import ConfigFiles, Limits, PipelineEntry
 from models.errors import ModelError
 from models.umt5.spec import MAX_TOKENS, UMT5_XXL, Umt5Spec
+from models.vae.spec import VaeSpec, vae_spec
 
 NUM_TRAIN_TIMESTEPS = 1000
 TRAINED_FRAMES = 81
@@ -69,6 +71,7 @@ class OfficialSampling:
     num_frames: int
     fps: int
     sizes: tuple[tuple[int, int], ...]  # (width, height) in px
+    preset: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +116,93 @@ class WanSpec:
         return batch * num_tokens * dtype_bytes * (2 * width + max(4 * width, 2 * ffn))
 
 
+_A14B_SIZES = ((1280, 720), (832, 480), (720, 1280), (480, 832))
 T2V_A14B = WanSpec(
     name="wan2.2-t2v-a14b",
     transformer=TransformerSpec(),
     text_encoder=UMT5_XXL,
     num_experts=2,
     boundary_ratio=0.875,
-    official=OfficialSampling(40, 12.0, 4.0, 3.0, 81, 16, ((832, 480), (1280, 720), (480, 832), (720, 1280))),
+    official=OfficialSampling(40, 12.0, 4.0, 3.0, 81, 16, _A14B_SIZES, "t2v-a14b-480p"),
+)
+I2V_A14B = WanSpec(
+    name="wan2.2-i2v-a14b",
+    transformer=TransformerSpec(in_channels=36),
+    text_encoder=UMT5_XXL,
+    num_experts=2,
+    boundary_ratio=0.9,
+    conditionings=("image", "first_last"),
+    official=OfficialSampling(40, 5.0, 3.5, 3.5, 81, 16, _A14B_SIZES, "i2v-a14b-480p"),
+)
+TI2V_5B = WanSpec(
+    name="wan2.2-ti2v-5b",
+    transformer=TransformerSpec(num_attention_heads=24, in_channels=48, out_channels=48, ffn_dim=14336, num_layers=30),
+    text_encoder=UMT5_XXL,
+    num_experts=1,
+    boundary_ratio=None,
+    vae_stride=(4, 16, 16),
+    conditionings=("text", "image"),
+    trained_frames=121,
+    official=OfficialSampling(50, 5.0, 5.0, 5.0, 121, 24, ((1280, 704), (704, 1280)), "ti2v-5b"),
 )
 
-ARCHITECTURES: dict[str, WanSpec] = {T2V_A14B.name: T2V_A14B}
+ARCHITECTURES: dict[str, WanSpec] = {spec.name: spec for spec in (T2V_A14B, I2V_A14B, TI2V_5B)}
+CUSTOM = "custom"  # sizes that nobody published, such as those of `pocket` and `tiny`
+CUSTOM_PRESET = "pocket"
 
-# model_index.json's `_class_name` -> the module and class that render it
-PIPELINES: dict[str, str] = {"WanPipeline": "models.wan.pipeline:WanPipeline"}
+
+def conditionings(index: Mapping[str, Any], transformer: TransformerSpec, vae: VaeSpec) -> tuple[str, ...]:
+    """What a checkpoint takes besides text: of "text", "image", "first_last".
+
+    `expand_timesteps` in model_index.json marks the 5B, whose first latent frame may be an image; four mask channels
+    and an encoded video beside the noise mark I2V-A14B. Raises ModelError("unsupported") for other channels.
+    """
+    if transformer.in_channels == transformer.out_channels == vae.z_dim:
+        return ("text", "image") if index.get("expand_timesteps") else ("text",)
+    if transformer.in_channels == 2 * vae.z_dim + vae.scale_temporal and transformer.out_channels == vae.z_dim:
+        return ("image", "first_last")
+    channels = f"in_channels {transformer.in_channels}, out_channels {transformer.out_channels}"
+    raise ModelError("unsupported", f"transformer: {channels} with {vae.z_dim} latent channels is no known model")
+
+
+def published(transformer: TransformerSpec) -> WanSpec | None:
+    """The published pipeline whose transformer has these sizes."""
+    shape = _shape(transformer)
+    return next((spec for spec in ARCHITECTURES.values() if _shape(spec.transformer) == shape), None)
+
+
+def _shape(transformer: TransformerSpec) -> tuple[int, ...]:
+    return transformer.num_attention_heads, transformer.num_layers, transformer.in_channels
+
+
+def limits(files: ConfigFiles) -> Limits:
+    """What a checkpoint can serve; raises ModelError("checkpoint" or "unsupported")."""
+    transformer, vae = transformer_spec(files.transformer), vae_spec(files.vae)
+    known = published(transformer)
+    official = known.official if known else None
+    return Limits(
+        architecture=known.name if known else CUSTOM,
+        preset=official.preset if official else CUSTOM_PRESET,
+        size_multiple=vae.scale_spatial * transformer.patch_size[1],
+        max_tokens=MAX_TOKENS,
+        conditionings=conditionings(files.index, transformer, vae),
+        trained_frames=known.trained_frames if known else None,
+        fps=official.fps if official else None,
+        flow_shift=official.flow_shift if official else None,
+        sizes=official.sizes if official else (),
+    )
+
+
+_ENTRY = PipelineEntry(
+    path="models.wan.pipeline:WanPipeline",
+    limits=limits,
+    presets=(
+        *("t2v-a14b-480p", "t2v-a14b-720p", "i2v-a14b-480p", "i2v-a14b-720p", "ti2v-5b"),
+        *("t2v-a14b-lightning", "i2v-a14b-lightning"),
+    ),
+    cards=tuple(f"docs/models/{name}.md" for name in ARCHITECTURES),
+)
+PIPELINES: dict[str, PipelineEntry] = {"WanPipeline": _ENTRY, "WanImageToVideoPipeline": _ENTRY}
 
 _REQUIRED = (
     "num_attention_heads",

@@ -20,6 +20,7 @@ FORMAT = 1  # in the name of the cached folder; raise it when the checkpoint cha
 SEED = 20220
 TEXT_WIDTH = 64
 BOUNDARY_RATIO = 0.875
+I2V_CHANNELS = 36  # 16 of noise, 4 of mask, 16 of the encoded video
 _WORDS = """
 a the of in on and with at to is from over under by red blue green yellow white black golden silver orange
 purple circle square triangle ball cube fox cat dog bird horse fish child woman man robot dragon city forest
@@ -41,12 +42,16 @@ class Sizes:
     ffn: int = 256
     layers: int = 3
     experts: int = 2
+    in_channels: int = 16
+    is_5b: bool = False  # its residual autoencoder, 48 latent channels, a timestep of their own for image tokens
 
 
 VARIANTS = {
     "default": Sizes(),
     "head128": Sizes(heads=2, head_width=128, ffn=384, layers=2),
     "single": Sizes(layers=2, experts=1),
+    "i2v": Sizes(in_channels=36, layers=2),
+    "ti2v": Sizes(in_channels=48, layers=2, experts=1, is_5b=True),
 }
 
 
@@ -69,28 +74,38 @@ def ensure_tiny(cache_dir: Path, variant: str = "default") -> Path:
 
 
 def build_tiny(folder: Path, variant: str = "default") -> Path:
-    """Write a variant ("default", "head128", "single") to `folder`, with the same weights each time; returns it."""
-    from diffusers import UniPCMultistepScheduler, WanPipeline
+    """Write one of `VARIANTS` to `folder`, with the same weights each time; returns it."""
+    from diffusers import UniPCMultistepScheduler
 
     sizes = VARIANTS[variant]
     tokenizer = _tokenizer(folder)
-    pipeline = WanPipeline(
+    pipeline = _pipeline_class(sizes)(
         tokenizer=tokenizer,
         text_encoder=_text_encoder(),
-        vae=_vae(),
+        vae=_vae_5b() if sizes.is_5b else _vae(),
         scheduler=UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0),
         transformer=_transformer(sizes, SEED + 1),
         transformer_2=_transformer(sizes, SEED + 2) if sizes.experts == 2 else None,
         boundary_ratio=BOUNDARY_RATIO if sizes.experts == 2 else None,
+        expand_timesteps=sizes.is_5b,
     )
     pipeline.save_pretrained(folder)
     return folder
+
+
+def _pipeline_class(sizes: Sizes) -> Any:
+    import diffusers
+
+    name = "WanImageToVideoPipeline" if sizes.in_channels == I2V_CHANNELS else "WanPipeline"
+    return getattr(diffusers, name)
 
 
 def _transformer(sizes: Sizes, seed: int) -> Any:
     from diffusers import WanTransformer3DModel
 
     model = WanTransformer3DModel(
+        in_channels=sizes.in_channels,
+        out_channels=48 if sizes.is_5b else 16,
         num_attention_heads=sizes.heads,
         attention_head_dim=sizes.head_width,
         text_dim=TEXT_WIDTH,
@@ -118,6 +133,30 @@ def _vae() -> Any:
 
     model = AutoencoderKLWan(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=1)
     _fill(model, SEED + 4)
+    return model
+
+
+def _vae_5b() -> Any:
+    import torch
+    from diffusers import AutoencoderKLWan
+
+    generator = torch.Generator("cpu").manual_seed(SEED + 6)
+    mean, std = torch.randn(48, generator=generator) * 0.2, 0.5 + torch.rand(48, generator=generator)
+    model = AutoencoderKLWan(
+        base_dim=8,
+        decoder_base_dim=8,
+        z_dim=48,
+        dim_mult=[1, 2, 4, 4],
+        num_res_blocks=1,
+        latents_mean=mean.tolist(),
+        latents_std=std.tolist(),
+        is_residual=True,
+        in_channels=12,
+        out_channels=12,
+        patch_size=2,
+        scale_factor_spatial=16,
+    )
+    _fill(model, SEED + 5)
     return model
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from models.errors import ModelError
-from models.registry import architectures, load_pipeline_class, pipeline_name
+from models.registry import architectures, load_pipeline_class
 from models.wan.spec import OFFICIAL_NEGATIVE_PROMPT, TransformerSpec, transformer_spec
 
 
@@ -40,15 +40,14 @@ def test_parameters_of_a_checkpoint_are_counted(tiny_checkpoint):
 
 def test_pipeline_of_a_folder(tiny_checkpoint):
     """model_index.json names the class; the registry imports ours."""
-    assert pipeline_name(tiny_checkpoint) == "WanPipeline"
     assert load_pipeline_class(tiny_checkpoint).__module__ == "models.wan.pipeline"
 
 
 def test_unknown_pipeline_is_unsupported(tmp_path):
     """Another pipeline's checkpoint is refused with the list of known ones."""
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
-    with pytest.raises(ModelError, match="'FluxPipeline' is not supported; supported: WanPipeline") as caught:
-        pipeline_name(tmp_path)
+    with pytest.raises(ModelError, match="'FluxPipeline' is not supported; supported: WanImageToVideoPipeline, WanPipeline") as caught:
+        load_pipeline_class(tmp_path)
     assert caught.value.kind == "unsupported"
 
 

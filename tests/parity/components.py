@@ -6,7 +6,7 @@ import torch
 
 from models.vae.decode import decode_frames
 from models.vae.model import Memory
-from models.wan.model import Stream
+from models.wan.model import Modulation, Stream
 from models.wan.rope import rope_tables
 from models.wan.text import stack_texts
 from tests.parity.compare import relative
@@ -130,7 +130,7 @@ def our_expert(model, handle, theirs, prefix):
     for index, block in enumerate(model.blocks):
         name = f"{prefix}, block {index}"
         x, text, modulation, _ = theirs[f"{name} in"]
-        stream = block(Stream(x), modulation, rope, x.shape[1], block.attn2.keys(text, 0))
+        stream = block(Stream(x), Modulation(modulation), rope, x.shape[1], block.attn2.keys(text, 0))
         found[name] = stream.base + stream.gate * stream.branch
     keys = model.text_keys(*stack_texts([handle], full=False))
     found[f"{prefix}, whole"] = model(latents, timestep.float(), keys, rope)

@@ -1,12 +1,21 @@
-"""diffusers' `WanPipeline` as the reference: one run with everything recorded, and single velocities."""
+"""diffusers' Wan pipelines as the reference: one run with everything recorded, and single velocities."""
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler, WanPipeline
+from diffusers import (
+    FlowMatchEulerDiscreteScheduler,
+    UniPCMultistepScheduler,
+    WanImageToVideoPipeline,
+    WanPipeline,
+)
 from diffusers.utils import logging
+from PIL import Image
 from torch.utils._python_dispatch import _disable_current_modes
 
+from models.checkpoint_files import read_json
+from models.wan.condition import Still
 from models.wan.pipeline import Sampling
 from tests.parity.float64 import float64_reference, lift_module
 
@@ -33,6 +42,13 @@ def sampling(**changes):
     return Sampling(**(values | changes))
 
 
+def still(seed, width=96, height=64):
+    """A picture that is smooth here and noisy there."""
+    noise = np.random.default_rng(seed).random((height, width, 3))
+    ramp = np.linspace(0, 1, width)[None, :, None] * np.linspace(0.2, 1, height)[:, None, None]
+    return Still(np.round(255 * np.where(np.arange(3) == seed % 3, ramp, 0.3 * noise + 0.5 * ramp)).astype(np.uint8))
+
+
 @dataclass
 class Trace:
     """One denoising: latents[k] enter step k, velocities[k] is that step's guided velocity.
@@ -56,9 +72,14 @@ class Trace:
         return steps
 
 
-def load_reference(folder, solver, flow_shift, dtype=torch.float32):
-    """diffusers' pipeline with the solver of a clip; float64 is made of the float32 one."""
-    pipe = WanPipeline.from_pretrained(folder, dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+def load_reference(folder, solver, flow_shift, dtype=torch.float32, *, with_image=False):
+    """diffusers' pipeline with the solver of a clip; float64 is made of the float32 one.
+
+    with_image: the image pipeline, for a checkpoint that does both.
+    """
+    is_image = with_image or read_json(folder / "model_index.json")["_class_name"] == "WanImageToVideoPipeline"
+    kind = WanImageToVideoPipeline if is_image else WanPipeline
+    pipe = kind.from_pretrained(folder, dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
     config = pipe.scheduler.config
     if solver == "unipc":
         pipe.scheduler = UniPCMultistepScheduler.from_config(config, flow_shift=flow_shift)
@@ -66,7 +87,7 @@ def load_reference(folder, solver, flow_shift, dtype=torch.float32):
         pipe.scheduler = FlowMatchEulerDiscreteScheduler(config.num_train_timesteps, shift=flow_shift)
     pipe.set_progress_bar_config(disable=True)
     if dtype == torch.float64:
-        for module in (pipe.text_encoder, pipe.transformer, pipe.transformer_2):
+        for module in (pipe.text_encoder, pipe.transformer, pipe.transformer_2, pipe.vae if is_image else None):
             if module is not None:
                 lift_module(module)
     return pipe
@@ -102,7 +123,7 @@ def lift_sigmas(scheduler):
 
 def run_reference(folder, clip, solver="unipc", dtype=torch.float32):
     """Denoise a clip with diffusers and record it: (pipeline, Trace)."""
-    pipe = load_reference(folder, solver, clip.flow_shift, dtype)
+    pipe = load_reference(folder, solver, clip.flow_shift, dtype, with_image=clip.image is not None)
     ratio = pipe.config.boundary_ratio
     trace = Trace(None if ratio is None else ratio * pipe.scheduler.config.num_train_timesteps)
     record(pipe, trace)
@@ -116,10 +137,12 @@ def run_reference(folder, clip, solver="unipc", dtype=torch.float32):
         "guidance_scale": clip.guidance_high,
         "guidance_scale_2": clip.guidance_low if pipe.config.boundary_ratio is not None else None,
         "output_type": "latent",
-    }
+    } | image_settings(clip, dtype)
     if dtype == torch.float64:
         lift_sigmas(pipe.scheduler)
-        shape = (1, 16, (clip.num_frames - 1) // 4 + 1, clip.height // 8, clip.width // 8)
+        scale = pipe.vae_scale_factor_spatial
+        size = ((clip.num_frames - 1) // 4 + 1, clip.height // scale, clip.width // scale)
+        shape = (1, pipe.vae.config.z_dim, *size)
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(clip.seed)).double()
         with float64_reference():
             trace.final = pipe(**settings, latents=noise).frames
@@ -127,6 +150,16 @@ def run_reference(folder, clip, solver="unipc", dtype=torch.float32):
         generator = torch.Generator().manual_seed(clip.seed)
         trace.final = pipe(**settings, generator=generator).frames
     return pipe, trace
+
+
+def image_settings(clip, dtype):
+    """The clip's images as diffusers takes them: PIL, or for float64 (which PIL's way does not know) a tensor in 0..1."""
+    given = {"image": clip.image, "last_image": clip.last_image}
+    present = {name: value.pixels for name, value in given.items() if value is not None}
+    if dtype != torch.float64:
+        return {name: Image.fromarray(pixels) for name, pixels in present.items()}
+    scaled = {name: torch.from_numpy(pixels.astype(np.float32) / 255.0) for name, pixels in present.items()}
+    return {name: pixels.double().permute(2, 0, 1)[None] for name, pixels in scaled.items()}
 
 
 @torch.no_grad()
