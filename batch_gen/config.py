@@ -82,6 +82,7 @@ class Settings(BaseModel):
     config: str | None
     device: Literal["cpu", "cuda", "neuron"]
     mesh: Mesh
+    for_: Literal["throughput", "latency"] = Field(alias="for")
     layout: str = "arithmetic"
     replicas: int = Field(ge=1, le=64)
     attention: Literal["auto", "ring", "gather"]
@@ -222,6 +223,8 @@ def resolve(given: Mapping[str, Any], preset: Preset, profile: str) -> Settings:
     try:
         return Settings.model_validate(layers)
     except ValidationError as error:
+    if given.get("mesh", layers["mesh"]) != layers["mesh"] and str(layers.get("layout", "")).startswith("trn2-"):
+        layers["layout"] = "trn2"  # the named layouts belong to their profile's mesh; this one places any
         faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"settings: {faults}") from error
 

@@ -16,6 +16,9 @@ from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
 from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, read_job_file, resolve
 from batch_gen.errors import ConfigError, UsageError
+from batch_gen.estimate.choose import Work, check_memory, preset_work, question_of, with_mesh
+from batch_gen.estimate.published import published_checkpoint
+from batch_gen.estimate.ranking import Question
 from batch_gen.interruption import parse_moment
 from batch_gen.manifest import (
     Manifest,
@@ -55,6 +58,11 @@ class Prepared:
             return 0
         return sum(block_list.match(row.request.prompt) is not None for row in self.rows())
 
+    @property
+    def question(self) -> Question | None:
+        """What the estimate is asked about this run; None for the fake engine."""
+        return question_of(self.settings, self.checkpoint, self.manifest.survey.work)
+
     def fingerprint_settings(self) -> dict[str, Any]:
         """The settings that form the run's fingerprint."""
         return {"checkpoint": self.checkpoint.digest, **self.settings.semantic()}
@@ -71,17 +79,69 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
         UsageError, ConfigError, CheckpointError, ManifestError: exit code 2; nothing was started.
     """
     layers = {**read_job_file(given.get("config")), **given}
-    out = str(layers.get("out") or default_out(sources))
-    layers["out"] = out
-    layers["model"] = str(layers.get("model") or checkpoints.default_model(out))
-    reach = StoreOptions(endpoint_url=layers.get("s3_endpoint"), checksum=layers.get("s3_checksum", "when_supported"))
-    checkpoint = checkpoints.open_checkpoint(layers["model"], reach)
-    preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
-    settings = resolve(layers, preset, str(layers.get("profile") or default_profile()))
-    check_combinations(settings)
+    layers["out"] = str(layers.get("out") or default_out(sources))
+    settings, preset, checkpoint = resolve_run(layers)
     options = manifest_options(settings, preset, checkpoint)
     manifest = read_manifest(manifest_sources(sources, settings), preset.sampling, checkpoint.limits, options)
+    settings = place(settings, checkpoint, manifest.survey.work, layers)
     return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset))
+
+
+def prepare_preset(given: Mapping[str, Any]) -> tuple[Settings, Checkpoint, Work]:
+    """As `prepare` for a plan without a manifest: one clip of the preset.
+
+    Raises:
+        UsageError, ConfigError, CheckpointError, MemoryTooSmall: exit code 2.
+    """
+    layers = {"out": "", **read_job_file(given.get("config")), **given}
+    settings, preset, checkpoint = resolve_run(layers)
+    work = preset_work(preset, checkpoint)
+    return place(settings, checkpoint, work, layers), checkpoint, work
+
+
+def resolve_run(layers: Mapping[str, Any]) -> tuple[Settings, Preset, Checkpoint]:
+    """Find the checkpoint, its preset and all settings; `--mesh auto` is one rank until `place`."""
+    model = str(layers.get("model") or checkpoints.default_model(str(layers["out"])))
+    reach = StoreOptions(endpoint_url=layers.get("s3_endpoint"), checksum=layers.get("s3_checksum", "when_supported"))
+    checkpoint = published_checkpoint(model) or checkpoints.open_checkpoint(model, reach)
+    preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
+    values = {**layers, "model": model}
+    if is_auto(layers):
+        values |= {"mesh": "tp=1", "replicas": 1}
+    settings = resolve(values, preset, str(layers.get("profile") or default_profile()))
+    check_combinations(settings)
+    return settings, preset, checkpoint
+
+
+def is_auto(layers: Mapping[str, Any]) -> bool:
+    """Whether the mesh is to be chosen."""
+    return str(layers.get("mesh", "")).strip() == "auto"
+
+
+def place(settings: Settings, checkpoint: Checkpoint, work: Work, layers: Mapping[str, Any]) -> Settings:
+    """Choose the mesh for `--mesh auto`; other settings stay as they are.
+
+    Raises:
+        MemoryTooSmall: no mesh fits.
+    """
+    question = question_of(settings, checkpoint, work) if is_auto(layers) else None
+    if question is None:
+        return settings
+    replicas = layers.get("replicas")
+    settings = with_mesh(settings, question, None if replicas is None else int(replicas))
+    check_mesh(settings)
+    return settings
+
+
+def check_run_memory(prepared: Prepared) -> None:
+    """On Neuron what does not fit is known before the start.
+
+    Raises:
+        MemoryTooSmall: exit code 2, unless `--ignore-memory`.
+    """
+    question = prepared.question
+    if prepared.settings.device == "neuron" and question is not None:
+        check_memory(prepared.settings, question)
 
 
 def check_combinations(settings: Settings) -> None:

@@ -1,54 +1,116 @@
-"""`batch-gen plan`: what a run would do, without doing it."""
+"""`batch-gen plan`: what a run would do and take, without doing it."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import click
 
-from batch_gen.chunks import ChunkRules, cut
-from batch_gen.prepare import Prepared, prepare
+from batch_gen.chunks import MAX_REQUESTS, ChunkRules, cut
+from batch_gen.config import RATE_KEY, Settings, load_profile
+from batch_gen.estimate.choose import Work, check_memory, degrees_of, question_of
+from batch_gen.estimate.page import as_lines
+from batch_gen.estimate.ranking import Question, judge, rank, swings
+from batch_gen.estimate.results import Estimate, estimate
+from batch_gen.estimate.spend import price_of
+from batch_gen.prepare import Prepared, prepare, prepare_preset
+
+EXACT_CHUNKS = 20_000
+MAX_BUCKETS_SHOWN = 12
 
 
 def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
-    """Check the manifest and print clips, chunks, buckets and work; writes nothing."""
-    body = describe(prepare(sources, given))
+    """Check the manifest, say what it takes, and print it; writes nothing. Without a manifest: one clip of the preset.
+
+    Raises:
+        MemoryTooSmall: after printing, when it does not fit on the mesh and nobody gave `--ignore-memory`.
+    """
+    if sources:
+        prepared = prepare(sources, given)
+        settings, question, body = prepared.settings, prepared.question, describe(prepared)
+    else:
+        settings, checkpoint, work = prepare_preset(given)
+        question = question_of(settings, checkpoint, work)
+        body = _facts(settings, work, 1, Fraction(0))
+    found = None if question is None else _estimated(settings, question, body["chunks"])
     if as_json:
-        click.echo(json.dumps(body, indent=1))
-        return 0
-    click.echo(f"{body['clips']:,} clips in {body['chunks']:,} chunks, {body['video_s']:.1f} s of video")
-    click.echo(f"model {body['model']}, preset {body['preset']}, profile {body['profile']}, output {body['out']}")
-    for bucket in body["buckets"]:
-        click.echo(f"  {bucket['bucket']:<24} {bucket['clips']:>8,} clips {bucket['cost']:>16,} frame-pixel-steps")
-    for text in body["warnings"]:
-        click.echo(f"warning: {text}")
+        click.echo(json.dumps(body | {"estimate": None if found is None else found.to_json()}, indent=1))
+    else:
+        click.echo("\n".join([*_head(body), *([] if found is None else as_lines(found))]))
+    if question is not None and settings.device == "neuron":
+        check_memory(settings, question)
     return 0
 
 
 def describe(prepared: Prepared) -> dict[str, Any]:
-    """The plan as JSON values."""
+    """Clips, chunks and buckets of a manifest as JSON values."""
+    survey = prepared.manifest.survey
+    body = _facts(prepared.settings, survey.work, num_chunks(prepared), survey.duration_s)
+    return body | {"warnings": [str(warned) for warned in survey.warnings]}
+
+
+def num_chunks(prepared: Prepared) -> int:
+    """Chunks of the plan; above 20,000 clips the least that there can be, since making every request takes minutes."""
+    survey, settings = prepared.manifest.survey, prepared.settings
+    rate = load_profile(settings.profile).get(RATE_KEY)
+    rules = ChunkRules(survey.num_clips, settings.chunk_requests, None if rate is None else float(rate))
+    if survey.num_clips <= EXACT_CHUNKS:
+        return sum(1 for _ in cut(prepared.rows(), rules))
+    sizes: Counter[str] = Counter()
+    for (bucket, steps, _), count in survey.work.items():
+        cost = bucket.width * bucket.height * bucket.num_frames * steps
+        most = max(
+            1, min(rules.size, MAX_REQUESTS, int(rules.cost // cost) if rules.cost < float("inf") else rules.size)
+        )
+        sizes[str(bucket)] += -(-count // most)
+    return sizes.total()
+
+
+def _facts(settings: Settings, work: Work, chunks: int, duration_s: Fraction) -> dict[str, Any]:
     clips: Counter[str] = Counter()
     costs: Counter[str] = Counter()
-    video_s = 0.0
-    for row in prepared.rows():
-        bucket = str(row.request.bucket)
-        clips[bucket] += 1
-        costs[bucket] += row.request.cost
-        video_s += row.request.duration_s
-    rules = ChunkRules(sum(clips.values()), prepared.settings.chunk_requests)
-    num_chunks = sum(1 for _ in cut(prepared.rows(), rules))
-    settings = prepared.settings
+    for (bucket, steps, _), count in work.items():
+        clips[str(bucket)] += count
+        costs[str(bucket)] += count * bucket.width * bucket.height * bucket.num_frames * steps
     return {
-        "clips": sum(clips.values()),
-        "chunks": num_chunks,
-        "video_s": video_s,
+        "clips": clips.total(),
+        "chunks": chunks,
+        "video_s": float(duration_s),
         "model": settings.model,
         "preset": settings.preset,
         "profile": settings.profile,
         "out": settings.out,
         "buckets": [{"bucket": name, "clips": clips[name], "cost": costs[name]} for name in sorted(clips)],
-        "warnings": [str(warned) for warned in prepared.manifest.survey.warned.values()],
+        "warnings": [],
     }
+
+
+def _estimated(settings: Settings, question: Question, chunks: int) -> Estimate:
+    return estimate(
+        question,
+        judge(question, degrees_of(settings), settings.replicas),
+        rank(question, settings.for_),
+        swings(question, settings.for_),
+        settings,
+        price_of(question.machine, settings.price_per_hour),
+        chunks,
+    )
+
+
+def _head(body: Mapping[str, Any]) -> list[str]:
+    if body["out"]:
+        about = "" if body["clips"] <= EXACT_CHUNKS else "at least "
+        lines = [f"{body['clips']:,} clips in {about}{body['chunks']:,} chunks, {body['video_s']:,.1f} s of video"]
+        where = f", output {body['out']}"
+    else:
+        lines, where = ["no manifest: one clip of the preset"], ""
+    lines.append(f"model {body['model']}, preset {body['preset']}, profile {body['profile']}{where}")
+    shown = body["buckets"][:MAX_BUCKETS_SHOWN]
+    lines += [f"  {b['bucket']:<24} {b['clips']:>8,} clips {b['cost']:>22,} frame-pixel-steps" for b in shown]
+    if len(body["buckets"]) > len(shown):
+        lines.append(f"  ... and {len(body['buckets']) - len(shown):,} more shapes (--json lists them)")
+    return lines + [f"warning: {text}" for text in body["warnings"]]

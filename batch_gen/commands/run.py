@@ -8,13 +8,16 @@ from typing import Any
 
 import click
 
-from batch_gen.prepare import prepare
+from batch_gen.estimate.published import refuse_published
+from batch_gen.prepare import check_run_memory, prepare
 from batch_gen.worker import Result, work
 
 
 def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     """Render every clip of the manifest that is not committed yet; returns the exit code."""
     prepared = prepare(sources, given)
+    refuse_published(prepared.checkpoint)
+    check_run_memory(prepared)
     for warned in prepared.manifest.survey.warned.values():
         click.echo(f"warning: {warned}", err=True)
     result = work(prepared)

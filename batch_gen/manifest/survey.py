@@ -69,6 +69,7 @@ class Survey:
     num_rows: int = 0
     num_clips: int = 0
     buckets: Counter[Bucket] = field(default_factory=Counter)
+    work: Counter[tuple[Bucket, int, bool]] = field(default_factory=Counter)  # (shape, steps, guided) -> clips
     cost: int = 0
     duration_s: Fraction = Fraction(0)
     warned: dict[str, Warned] = field(default_factory=dict)
@@ -132,13 +133,17 @@ class Surveyor:
         survey.num_clips += int(clips.sum())
         kinds = _conditioning(batch, rows)
         shape = np.stack([columns["width"], columns["height"], columns["num_frames"], kinds, columns["steps"]])
-        shape = np.vstack([shape, columns["fps"]])
+        guided = np.maximum(columns["guidance_high"], columns["guidance_low"]) > 1
+        shape = np.vstack([shape, columns["fps"], guided])
         unique, inverse = np.unique(shape, axis=1, return_inverse=True)
         totals = np.bincount(inverse.reshape(-1), weights=clips)
-        for (width, height, frames, kind, steps, fps), total in zip(unique.T.tolist(), totals.tolist(), strict=True):
+        for (width, height, frames, kind, steps, fps, twice), total in zip(
+            unique.T.tolist(), totals.tolist(), strict=True
+        ):
             num_clips = round(total)
             bucket = Bucket(int(width), int(height), int(frames), _KINDS[int(kind)])
             survey.buckets[bucket] += num_clips
+            survey.work[bucket, int(steps), bool(twice)] += num_clips
             survey.cost += num_clips * int(width) * int(height) * int(frames) * int(steps)
             survey.duration_s += num_clips * Fraction(int(frames)) / Fraction(fps).limit_denominator(1_000_000)
 

@@ -16,13 +16,12 @@ from kernels.attention import attention
 from kernels.ring_attention import ring_attention
 from models.errors import ModelError
 from models.parallel.collectives import all_gather, gather_blocks
+from models.parallel.layout import GATHER_LIMIT_BYTES
 from models.parallel.mesh import Axis
 
 Attend = Callable[[Tensor, Tensor, Tensor, float | None, int | None], tuple[Tensor, Tensor]]
 AttentionKind = Literal["ring", "gather"]
 ATTENTIONS: dict[str, AttentionKind | None] = {"ring": "ring", "gather": "gather", "auto": None}
-# `auto` gathers keys and values while one layer's gathered copy stays below this, and uses the ring above.
-GATHER_LIMIT_BYTES = 128 << 20
 
 
 class TokenSplit(nn.Module):

@@ -20,6 +20,8 @@ LAYOUTS = ("arithmetic", "trn2", "trn2-a", "trn2-b")
 TORUS_SIDE = 4
 CORES_PER_CHIP = 4
 TRN2_CORES = TORUS_SIDE * TORUS_SIDE * CORES_PER_CHIP
+# `--attention auto` gathers keys and values while one layer's gathered copy stays below this, and uses the ring above.
+GATHER_LIMIT_BYTES = 128 << 20
 
 Table = tuple[tuple[tuple[int, ...], ...], ...]
 

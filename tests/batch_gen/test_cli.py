@@ -22,7 +22,7 @@ SEMANTIC_FLAGS = {
     "run-seed",
 }
 OPERATIONAL_FLAGS = {
-    "out", "profile", "config", "device", "mesh", "replicas", "attention", "kernels", "compile", "threads", "scratch",
+    "out", "profile", "config", "device", "mesh", "for", "replicas", "attention", "kernels", "compile", "threads", "scratch",
     "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",
     "max-failures", "ok-with-quarantine", "drain-budget", "block-list", "drain-at", "on-clip",
     "max-cost", "price-per-hour", "max-hours", "stall-timeout", "require-same-numerics",

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from models.errors import ModelError
-from models.parallel.context import GATHER_LIMIT_BYTES, TokenSplit, attention_kind, choose
-from models.parallel.layout import Degrees
+from models.parallel.context import TokenSplit, attention_kind, choose
+from models.parallel.layout import GATHER_LIMIT_BYTES, Degrees
 from models.parallel.mesh import Axis
 from tests.parallel import cases
 

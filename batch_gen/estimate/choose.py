@@ -1,0 +1,67 @@
+"""From a run's settings and manifest to the question of the estimate; `--mesh auto`; the check of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from batch_gen.checkpoint import Checkpoint
+from batch_gen.config import Mesh, Preset, Settings
+from batch_gen.estimate.machines import machine_of
+from batch_gen.estimate.memory import check_fits, footprint
+from batch_gen.estimate.ranking import Question, best, thinned
+from batch_gen.estimate.subject import Clips, subject_of
+from batch_gen.request import Bucket
+from models.parallel.layout import Degrees
+
+MAX_SHAPES = 8
+Work = Mapping[tuple[Bucket, int, bool], int]
+
+
+def mix_of(work: Work) -> tuple[Clips, ...]:
+    """The manifest's shapes and steps, at most a few; see `thinned`."""
+    return thinned([Clips(bucket, steps, guided, count) for (bucket, steps, guided), count in work.items()], MAX_SHAPES)
+
+
+def preset_work(preset: Preset, checkpoint: Checkpoint) -> Work:
+    """One clip of the preset, for a plan without a manifest."""
+    sampling = preset.sampling
+    kind = checkpoint.limits.conditionings[0]
+    bucket = Bucket(sampling.width, sampling.height, sampling.num_frames, kind)
+    return {(bucket, sampling.steps, max(sampling.guidance_high, sampling.guidance_low) > 1): 1}
+
+
+def question_of(settings: Settings, checkpoint: Checkpoint, work: Work) -> Question | None:
+    """What the estimate is asked; None for the fake engine."""
+    subject = subject_of(checkpoint)
+    if subject is None or not work:
+        return None
+    return Question(subject, mix_of(work), machine_of(settings), settings.attention, settings.dtype)
+
+
+def with_mesh(settings: Settings, question: Question, replicas: int | None) -> Settings:
+    """The settings with the best mesh that fits, for `--mesh auto`.
+
+    Raises:
+        MemoryTooSmall: none fits.
+    """
+    choice = best(question, settings.for_, replicas)
+    degrees = choice.degrees
+    changes = {"mesh": Mesh(tp=degrees.tp, cp=degrees.cp, cfg=degrees.cfg), "replicas": choice.replicas}
+    return settings.model_copy(update=changes)
+
+
+def degrees_of(settings: Settings) -> Degrees:
+    """The mesh of the settings."""
+    return Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
+
+
+def check_memory(settings: Settings, question: Question) -> None:
+    """Refuse the first shape that does not fit on this mesh.
+
+    Raises:
+        MemoryTooSmall: exit code 2, unless `--ignore-memory`.
+    """
+    placement = question.placed(degrees_of(settings))
+    for clips in question.mix:
+        found = footprint(question.subject, clips, placement, question.machine)
+        check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory)

@@ -1,0 +1,124 @@
+"""Machines as the estimate sees them: cores, arithmetic, memory, links, price. Every figure names its source."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from batch_gen.config import Settings, num_cpus
+
+Kind = Literal["neuron", "cuda", "cpu"]
+_CPU_CORE_FLOPS: Final = 30e9
+_USABLE_SHARE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine.
+
+    Args:
+        name: for people.
+        kind: which adders of memory apply.
+        num_cores: cores that take one rank each.
+        bfloat16_flops: dense peak of one core per second.
+        float32_flops: the same in float32.
+        memory_bytes: what a rank may hold.
+        link_bytes_per_s: what a rank sends to its neighbours.
+        hop_s: latency of one hop of a collective.
+        price_per_hour: USD, None where nobody can know.
+        notes: sources, and what is assumed.
+    """
+
+    name: str
+    kind: Kind
+    num_cores: int
+    bfloat16_flops: float
+    float32_flops: float
+    memory_bytes: float
+    link_bytes_per_s: float
+    hop_s: float
+    price_per_hour: float | None
+    price_note: str
+    notes: tuple[str, ...]
+
+    def flops(self, dtype: str) -> float:
+        """Dense peak of one core in this dtype."""
+        return self.bfloat16_flops if dtype == "bfloat16" else self.float32_flops
+
+
+TRN2: Final = Machine(
+    name="trn2.48xlarge",
+    kind="neuron",
+    num_cores=64,
+    bfloat16_flops=667e12 / 4,
+    float32_flops=181e12 / 4,
+    memory_bytes=24.0e9,
+    link_bytes_per_s=1024e9 / 4,
+    hop_s=2e-6,
+    price_per_hour=35.7608,
+    price_note="capacity block, two third-party lists of 2026 quoting AWS; unverified",
+    notes=(
+        "64 logical cores (LNC 2) of 16 chips: 667 TFLOP/s bfloat16, 181 float32 a chip (Neuron SDK, trainium2)",
+        "24.0e9 usable bytes a core: 24.4e9 failed on a device (720p, tp=4,cp=8,cfg=2, gathered keys and values)",
+        "NeuronLink 1024 GB/s a chip, shared by its four ranks; 1 to 2 us a hop (Neuron SDK, collectives)",
+    ),
+)
+
+TRN3: Final = Machine(
+    name="trn3 (16 chips)",
+    kind="neuron",
+    num_cores=64,
+    bfloat16_flops=671e12 / 4,
+    float32_flops=183e12 / 4,
+    memory_bytes=36.0e9,
+    link_bytes_per_s=2560e9 / 4,
+    hop_s=2e-6,
+    price_per_hour=None,
+    price_note="",
+    notes=(
+        "64 logical cores of 16 chips: 671 TFLOP/s bfloat16, 144 GiB, 2.56 TB/s a chip (AWS, Trn3)",
+        "assumed: the efficiency and the adders of trn2; nothing is measured",
+    ),
+)
+
+CUDA: Final = Machine(
+    name="one H200",
+    kind="cuda",
+    num_cores=1,
+    bfloat16_flops=989e12,
+    float32_flops=67e12,
+    memory_bytes=141e9 * _USABLE_SHARE,
+    link_bytes_per_s=450e9,
+    hop_s=5e-6,
+    price_per_hour=None,
+    price_note="",
+    notes=("assumed: an H200 (989 TFLOP/s bfloat16 dense, 141e9 bytes, nine tenths of them usable)",),
+)
+
+
+def cpu_machine(num_cores: int, memory_bytes: float) -> Machine:
+    """A CPU machine; its ranks share the memory."""
+    return Machine(
+        name=f"{num_cores} CPU cores",
+        kind="cpu",
+        num_cores=num_cores,
+        bfloat16_flops=_CPU_CORE_FLOPS,
+        float32_flops=_CPU_CORE_FLOPS,
+        memory_bytes=memory_bytes,
+        link_bytes_per_s=5e9,
+        hop_s=50e-6,
+        price_per_hour=None,
+        price_note="",
+        notes=("assumed: 30 GFLOP/s a core; a run's own metrics are the better figure",),
+    )
+
+
+def machine_of(settings: Settings) -> Machine:
+    """The machine that a profile means; a CPU machine is this one."""
+    if settings.device == "neuron":
+        return TRN3 if settings.profile.startswith("trn3") else TRN2
+    if settings.device == "cuda":
+        return CUDA
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return cpu_machine(num_cpus(), total * _USABLE_SHARE)
