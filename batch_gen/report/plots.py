@@ -17,10 +17,11 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from batch_gen.metrics import duration
-from batch_gen.report.figures import Failure, Figures, Lane, Pace, Stage, merged
+from batch_gen.report.figures import NICE_S, Failure, Figures, Lane, Pace, Stage, merged
 
 MAX_LANES: Final = 40
 MAX_BARS: Final = 12
+MAX_TICKS: Final = 5
 MAX_LABEL_CHARS: Final = 28
 WIDE_IN: Final = 8.6
 NARROW_IN: Final = 3.5
@@ -73,7 +74,7 @@ def _plots(figures: Figures) -> Iterator[Plot]:
     if failures:
         shown = failures[:MAX_BARS]
         said = ", ".join(f"{failure.kind} {len(failure.clips)}" for failure in shown)
-        yield _plot("failures", f"Clips set aside by kind: {said}.", 0.45 + 0.3 * len(shown), lambda a, _: _failures(a, shown))
+        yield _plot("failures", f"Quarantined clips by kind: {said}.", 0.45 + 0.3 * len(shown), lambda a, _: _failures(a, shown))
     if lanes:
         some = lanes[:MAX_LANES]
         alt = f"Time line of {len(lanes)} engines: when each was busy with clips."
@@ -127,7 +128,7 @@ def _throughput(axes: Any, pace: Pace) -> None:
     axes.bar(edges[:-1], good, width=pace.width_s * 0.9, align="edge", color=GOOD, label="committed")
     if any(pace.failed):
         bad = [count * per_hour for count in pace.failed]
-        axes.bar(edges[:-1], bad, width=pace.width_s * 0.9, align="edge", bottom=good, color=BAD, label="set aside")
+        axes.bar(edges[:-1], bad, width=pace.width_s * 0.9, align="edge", bottom=good, color=BAD, label="quarantined")
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.2, labelcolor=SOFT)
     axes.set_ylabel("clips per hour")
     axes.grid(axis="y")
@@ -137,7 +138,7 @@ def _throughput(axes: Any, pace: Pace) -> None:
 
 def _stages(axes: Any, stages: Sequence[Stage], narrow: bool) -> None:
     notes = [
-        f"{stage.share:.0%}" if narrow else f"{stage.share:.1%}   median {stage.p50_s:.3g} s, 95 % {stage.p95_s:.3g} s"
+        f"{100 * stage.share:.0f} %" if narrow else f"{100 * stage.share:.1f} %, median {stage.p50_s:.3g} s, 95 % below {stage.p95_s:.3g} s"
         for stage in stages
     ]
     _bars(axes, [stage.name for stage in stages], [stage.share for stage in stages], notes, GOOD)
@@ -179,9 +180,9 @@ def _workers(axes: Any, lanes: Sequence[Lane], narrow: bool) -> None:
     pixel_s = (end - start) / (NARROW_IN if narrow else WIDE_IN) / _DPI
     for place, lane in enumerate(lanes):
         spans = [(first, max(last - first, pixel_s)) for first, last in merged(lane.busy, pixel_s)]
-        axes.broken_barh(spans, (place - 0.3, 0.6), facecolors=GOOD)
+        axes.broken_barh(spans, (place - 0.36, 0.5), facecolors=GOOD)
         failed = merged([(moment, moment) for moment in lane.failed], 3 * pixel_s)
-        axes.plot([moment for moment, _ in failed], [place] * len(failed), "x", color=BAD, markersize=6, mew=1.8)
+        axes.plot([moment for moment, _ in failed], [place + 0.3] * len(failed), "|", color=BAD, markersize=6, mew=2.2)
     limit = 10 if narrow else MAX_LABEL_CHARS
     axes.set_yticks(range(len(lanes)), labels=[_short(lane.name, limit) for lane in lanes])
     axes.tick_params(axis="y", labelcolor=INK)
@@ -190,13 +191,12 @@ def _workers(axes: Any, lanes: Sequence[Lane], narrow: bool) -> None:
 
 
 def _time_axis(axes: Any, start: float, end: float) -> None:
-    """Ticks at whole times of day (UTC)."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
+    """Ticks at round times of day (UTC)."""
     steps = "%H:%M:%S" if end - start < 600 else "%H:%M" if end - start < 2 * 86400 else "%b %d"
+    width_s = next((width for width in NICE_S if (end - start) / width <= MAX_TICKS), NICE_S[-1])
+    ticks = [tick for tick in range(int(start // width_s) * width_s, int(end) + 1, width_s) if tick >= start]
     axes.set_xlim(start, max(end, start + 1))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 1.2, 1.5, 1.8, 2, 3, 3.6, 6, 7.2, 9, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: datetime.fromtimestamp(value, UTC).strftime(steps)))
+    axes.set_xticks(ticks, labels=[datetime.fromtimestamp(tick, UTC).strftime(steps) for tick in ticks])
 
 
 def _short(text: str, limit: int = MAX_LABEL_CHARS) -> str:

@@ -8,6 +8,7 @@
   const MEASURED = ["total_s", "step_p50_s", "step_p95_s", "engine_peak_bytes", "device_peak_bytes", "supervisor_peak_bytes", "started_at", "finished_at"];
   const ORIGIN = ["source", "row", "row_id", "sample", "chunk", "worker", "replica", "attempt", "epoch", "bytes", "sha256", "frames_hash", "request_digest", "fingerprint", "numerics_key"];
   const VARIED = ["sample", "seed", "guidance_high", "guidance_low", "flow_shift", "steps", "width", "height", "num_frames", "fps", "preset"];
+  const TEXT = new Set(["message", "worker", "status", "kind"]);
   const MAX_NEIGHBOURS = 60;
 
   const places = () => new Map(batchGen.columns.clip_id.map((id, clip) => [id, clip]));
@@ -34,7 +35,7 @@
       head(clip),
       h("div", { class: "stage" }, picture(clip), h("div", { class: "beside" }, verdict(clip), prompt(clip), timings(clip), actions(clip))),
       near.length ? neighbourhood(clip, near) : "",
-      h("div", { class: "columns" }, panel("Settings", facts(clip, details, SETTINGS)), tags(details), panel("Measured", facts(clip, details, MEASURED)), panel("Origin", facts(clip, details, ORIGIN, provenance()))),
+      h("div", { class: "columns" }, panel("Settings", facts(clip, details, SETTINGS)), tags(details), panel("Measured", facts(clip, details, MEASURED)), panel("Origin", facts(clip, details, ORIGIN)), panel("Run", facts(clip, {}, [], provenance()))),
       attempts(details));
     document.body.classList.add("ready");
   }
@@ -45,7 +46,8 @@
   }
 
   function picture(clip) {
-    if (get("status", clip) !== "committed" || !batchGen.file(clip)) return batchGen.frame(clip);
+    if (get("status", clip) !== "committed") return h("div", { class: "frame" }, h("p", { class: `words ${get("status", clip)}` }, get("status", clip)));
+    if (!batchGen.file(clip)) return batchGen.frame(clip);
     const player = batchGen.video(clip, { controls: true, style: `aspect-ratio: ${get("width", clip)} / ${get("height", clip)}` });
     const box = h("div", { class: "picture" }, player);
     player.addEventListener("error", () => {
@@ -58,7 +60,7 @@
     const status = get("status", clip);
     if (status === "pending") return h("p", { class: "verdict pending" }, "Waiting: no verdict when this report was built.");
     if (status === "committed") return h("p", { class: "verdict committed" }, `Committed${get("flags", clip) ? `, flagged ${get("flags", clip)}` : ""}`);
-    return h("div", { class: "verdict quarantined" }, h("p", {}, "Set aside: ", h("b", {}, get("kind", clip) ?? "unknown"), get("class", clip) ? ` (class ${get("class", clip)})` : ""), h("pre", {}, get("message", clip) ?? ""));
+    return h("div", { class: "verdict quarantined" }, h("p", {}, "Quarantined: ", h("b", {}, get("kind", clip) ?? "unknown"), get("class", clip) ? ` (class ${get("class", clip)})` : ""), h("pre", {}, batchGen.message(clip)));
   }
   const prompt = (clip) => h("p", { class: "prompt" }, get("prompt", clip) ?? "");
 
@@ -96,9 +98,9 @@
     const tally = Object.entries(details.tally ?? {}).filter(([, value]) => value);
     if (!details.attempts.length && !tally.length) return null;
     const names = ["attempt", "epoch", "status", "kind", "message", "worker", "chunk", "total_s", "started_at", "finished_at", "failed_at"].filter((name) => details.attempts.some((row) => row[name] !== undefined));
-    const rows = details.attempts.map((row) => h("tr", {}, names.map((name) => h("td", { class: name === "message" || name === "worker" ? "text" : "" }, shown(name, row[name])))));
+    const rows = details.attempts.map((row) => h("tr", {}, names.map((name) => h("td", { class: TEXT.has(name) ? "text" : "" }, shown(name, row[name])))));
     const counted = tally.map(([name, value]) => `${name.replaceAll("_", " ")} ${value === true ? "" : value}`.trim()).join(", ");
-    const table = rows.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, label(name))))), h("tbody", {}, rows))) : null;
+    const table = rows.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col", class: TEXT.has(name) ? "text" : "" }, label(name))))), h("tbody", {}, rows))) : null;
     return panel("Attempts", h("div", {}, counted ? h("p", { class: "soft" }, `Counted by its chunk: ${counted}.`) : null, table));
   }
 

@@ -126,9 +126,10 @@ const batchGen = (() => {
       entry.target.replaceWith(still);
     }
   }, { rootMargin: "300px" });
+  const message = (clip) => (get("message", clip) ?? "").replace(`clip ${get("clip_id", clip)}: `, "");
   function words(clip) {
     const status = get("status", clip);
-    const text = status === "quarantined" ? get("message", clip) || get("kind", clip) : status === "pending" ? "waiting" : "no picture";
+    const text = status === "quarantined" ? message(clip) || get("kind", clip) : status === "pending" ? "pending" : "no picture";
     return h("p", { class: `words ${status}` }, text);
   }
   function still(clip) {
@@ -178,5 +179,5 @@ const batchGen = (() => {
     return box;
   }
 
-  return { meta, columns, addClips, addDetails, loadDetails, whenLoaded, get, extraNames, h, icon, shown, label, page, file, frame, video, seconds, plain };
+  return { meta, columns, addClips, addDetails, loadDetails, whenLoaded, get, extraNames, h, icon, shown, label, page, file, frame, message, video };
 })();

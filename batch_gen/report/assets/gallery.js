@@ -69,7 +69,7 @@
       }
       const repeats = counts.size < cells.length || name.startsWith("extra.");
       const wanted = name === "status" || (counts.size > 1 && counts.size <= MAX_VALUES && repeats);
-      if (wanted) facets.push({ name, cells, values: [...counts.keys()].sort((a, b) => a.localeCompare(b, "en", { numeric: true })) });
+      if (wanted) facets.push({ name, cells, values: [...counts.keys()].sort((a, b) => (a === "") - (b === "") || a.localeCompare(b, "en", { numeric: true })) });
     }
   }
   const passes = (facet, clip) => !state.filters.has(facet.name) || state.filters.get(facet.name).has(facet.cells[clip]);
@@ -176,13 +176,12 @@
     const length = get("duration_s", clip);
     if (length !== null && status === "committed") frame.append(h("span", { class: "length" }, shown("duration_s", length)));
     const figure = state.sort === "clip_id" || state.sort === "prompt" ? "total_s" : state.sort;
-    const facts = [status === "quarantined" ? get("kind", clip) || "set aside" : status === "pending" ? "waiting" : null, `${get("width", clip) ?? "?"} x ${get("height", clip) ?? "?"}`, get("seed", clip) === null ? null : `seed ${get("seed", clip)}`];
+    const facts = [status === "quarantined" ? get("kind", clip) || "quarantined" : status === "pending" ? "pending" : null, `${get("width", clip) ?? "?"} x ${get("height", clip) ?? "?"}`, get("seed", clip) === null ? null : `seed ${get("seed", clip)}`];
     const value = get(figure, clip);
     const element = h("li", { class: `card ${status}${selected.has(clip) ? " selected" : ""}`, "data-clip": clip }, frame,
-      h("h2", {}, h("a", { href: batchGen.page(clip) }, id)),
+      h("div", { class: "title" }, h("h2", {}, h("a", { href: batchGen.page(clip) }, id)), value === null || figure === "seed" ? null : h("span", { class: "figure", title: label(figure) }, shown(figure, value))),
       h("p", { class: "prompt", title: get("prompt", clip) }, get("prompt", clip) ?? ""),
-      h("p", { class: "facts" }, facts.filter(Boolean).map((fact, k) => h("span", { class: k === 0 && status !== "committed" ? "state" : "" }, fact)),
-        value === null || figure === "seed" ? null : h("span", { class: "figure", title: label(figure) }, shown(figure, value))));
+      h("p", { class: "facts" }, facts.filter(Boolean).map((fact, k) => h("span", { class: k === 0 && status !== "committed" ? "state" : "" }, fact))));
     return element;
   }
 
