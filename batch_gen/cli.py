@@ -299,6 +299,34 @@ def doctor(out: str | None, as_json: bool, **options: Any) -> int:
     return command(out, given(options), as_json)
 
 
+@app.command()
+@click.argument("manifest", nargs=-1, required=True)
+@run_flags()
+@click.option("--nodes", type=int, default=1, help="Machines: 1 is a plain job, more are an array.  [default: 1]")
+@click.option("--queue", default=None, help="Batch job queue, name or ARN.  [default: batch-gen]")
+@click.option("--image", default=None, help="Container image by digest.")
+@click.option("--job-role", default=None, help="ARN of the role that workers act as.")
+@click.option("--execution-role", default=None, help="ARN of the role that pulls the image and writes logs.")
+@click.option("--attempts", type=int, default=10, help="Starts of one child at most.  [default: 10]")
+@click.option("--tag", multiple=True, help="Cost allocation tag KEY=VALUE.")
+@click.option("--region", default=None, help="AWS region.")
+@click.option("--batch-endpoint", default=None, help="URL of another Batch endpoint.")
+@click.option("--local", type=int, default=0, help="Run as so many local processes instead, by Batch's own rules.")
+@click.option("--dry-run", is_flag=True, help="Print the exact JSON; call nothing.")
+def submit(manifest: tuple[str, ...], dry_run: bool, **options: Any) -> int:
+    """Check MANIFEST and every limit of AWS Batch, upload what is needed, and submit an array job.
+
+    \b
+    Example: batch-gen submit m.parquet --out s3://b/run --model s3://b/wan --nodes 8 --image REPO@sha256:...
+    """
+    from batch_gen.commands.submit import submit as command
+    from batch_gen.flags import BY_KEY
+
+    chosen = given(options)
+    flags = {key: value for key, value in chosen.items() if key in BY_KEY}
+    return command(manifest, flags, {key: value for key, value in chosen.items() if key not in BY_KEY}, dry_run=dry_run)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point: run one command and exit with its code."""
     sys.exit(invoke(argv))

@@ -76,6 +76,7 @@ class Settings(BaseModel):
     crf: int = Field(ge=0, le=51)
     file_metadata: bool
     long_prompt: Literal["truncate", "fail"]
+    resize: Literal["crop", "fit", "exact"]
     run_seed: int = Field(ge=0, le=2**63 - 1)
     out: str
     profile: str
@@ -115,6 +116,11 @@ class Settings(BaseModel):
     ignore_memory: bool
     s3_endpoint: str | None
     s3_checksum: Literal["when_supported", "when_required"]
+    s3_kms_key: str | None
+    s3_storage_class: str | None
+    s3_tags: str | None
+    s3_bucket_owner: str | None
+    s3_requester_pays: bool
     quiet: bool
 
     @field_validator("mesh", mode="before")
@@ -218,13 +224,13 @@ def resolve(given: Mapping[str, Any], preset: Preset, profile: str) -> Settings:
     layers: dict[str, Any] = {flag.key: flag.default for flag in FLAGS}
     layers |= {"dtype": preset.dtype, "solver": preset.solver}
     layers |= {key: value for key, value in load_profile(profile).items() if key != RATE_KEY}
+    if given.get("mesh", layers["mesh"]) != layers["mesh"] and str(layers.get("layout", "")).startswith("trn2-"):
+        layers["layout"] = "trn2"  # the named layouts belong to their profile's mesh; this one places any
     layers |= dict(given)
     layers |= {"preset": preset.name, "profile": profile}
     try:
         return Settings.model_validate(layers)
     except ValidationError as error:
-    if given.get("mesh", layers["mesh"]) != layers["mesh"] and str(layers.get("layout", "")).startswith("trn2-"):
-        layers["layout"] = "trn2"  # the named layouts belong to their profile's mesh; this one places any
         faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"settings: {faults}") from error
 

@@ -48,6 +48,7 @@ SEMANTIC: tuple[Flag, ...] = (
     Flag("crf", "int", 16, "semantic", "Quality of h264 and h265 (0 best .. 51)."),
     Flag("file-metadata", "bool", True, "semantic", "Write prompt, settings and origin into the file's metadata."),
     Flag("long-prompt", ("truncate", "fail"), "truncate", "semantic", "What to do above the model's token limit."),
+    Flag("resize", ("crop", "fit", "exact"), "crop", "semantic", "How an image and the clip get one size."),
     Flag("run-seed", "int", 0, "semantic", "Seed of the run: rows without a seed derive theirs from it."),
 )
 
@@ -93,6 +94,11 @@ OPERATIONAL: tuple[Flag, ...] = (
     Flag("ignore-memory", "bool", False, "operational", "Start although the estimate says that it does not fit."),
     Flag("s3-endpoint", "str", None, "operational", "URL of an S3-compatible server."),
     Flag("s3-checksum", ("when_supported", "when_required"), "when_supported", "operational", "Checksum trailer rule."),
+    Flag("s3-kms-key", "str", None, "operational", "Encrypt every object with this KMS key."),
+    Flag("s3-storage-class", "str", None, "operational", "Storage class of every object."),
+    Flag("s3-tags", "str", None, "operational", "Tags of every object: key=value&key=value."),
+    Flag("s3-bucket-owner", "str", None, "operational", "Account that must own the bucket."),
+    Flag("s3-requester-pays", "bool", False, "operational", "Pay for requests to somebody else's bucket."),
     Flag("quiet", "bool", False, "operational", "No progress lines."),
 )
 

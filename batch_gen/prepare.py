@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from batch_gen.errors import ConfigError, UsageError
 from batch_gen.estimate.choose import Work, check_memory, preset_work, question_of, with_mesh
 from batch_gen.estimate.published import published_checkpoint
 from batch_gen.estimate.ranking import Question
+from batch_gen.image_checks import ImageTable, check_images
+from batch_gen.images import ImageReader
 from batch_gen.interruption import parse_moment
 from batch_gen.manifest import (
     Manifest,
@@ -44,12 +46,13 @@ class Prepared:
     checkpoint: Checkpoint
     manifest: Manifest
     inputs: str
+    images: ImageTable = field(default_factory=ImageTable)
 
     def rows(self) -> Iterator[PlanRow]:
         """The wanted requests with their places, anew at every call."""
         for location, request in self.manifest.iter_located_requests():
             source = self.manifest.files[location.file_index].source.name
-            yield PlanRow(request, source, location.row_group, location.row)
+            yield PlanRow(self.images.placed(request), source, location.row_group, location.row)
 
     def num_blocked(self) -> int:
         """Clips that the block list will set aside."""
@@ -84,7 +87,8 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
     options = manifest_options(settings, preset, checkpoint)
     manifest = read_manifest(manifest_sources(sources, settings), preset.sampling, checkpoint.limits, options)
     settings = place(settings, checkpoint, manifest.survey.work, layers)
-    return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset))
+    images = check_images(manifest, ImageReader(None, store_options(settings)), settings.resize)
+    return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset), images)
 
 
 def prepare_preset(given: Mapping[str, Any]) -> tuple[Settings, Checkpoint, Work]:
@@ -102,8 +106,7 @@ def prepare_preset(given: Mapping[str, Any]) -> tuple[Settings, Checkpoint, Work
 def resolve_run(layers: Mapping[str, Any]) -> tuple[Settings, Preset, Checkpoint]:
     """Find the checkpoint, its preset and all settings; `--mesh auto` is one rank until `place`."""
     model = str(layers.get("model") or checkpoints.default_model(str(layers["out"])))
-    reach = StoreOptions(endpoint_url=layers.get("s3_endpoint"), checksum=layers.get("s3_checksum", "when_supported"))
-    checkpoint = published_checkpoint(model) or checkpoints.open_checkpoint(model, reach)
+    checkpoint = published_checkpoint(model) or checkpoints.open_checkpoint(model, reach(layers))
     preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
     values = {**layers, "model": model}
     if is_auto(layers):
@@ -168,7 +171,7 @@ def check_mesh(settings: Settings) -> None:
     num_cores = None if settings.device == "neuron" else degrees.size * settings.replicas
     try:
         layouts = plan_replicas(settings.layout, degrees, settings.replicas, num_cores)
-        if settings.device == "neuron" and settings.profile != "trn3":
+        if settings.device == "neuron" and not settings.profile.startswith("trn3"):
             for layout in layouts:
                 check_routable(layout)
     except LayoutError as error:
@@ -234,7 +237,31 @@ def manifest_sources(sources: Sequence[str], settings: Settings) -> list[Manifes
 
 def store_options(settings: Settings) -> StoreOptions:
     """How the settings want stores to be reached."""
-    return StoreOptions(endpoint_url=settings.s3_endpoint, checksum=settings.s3_checksum)
+    return reach({name: getattr(settings, name) for name in REACH})
+
+
+REACH = (
+    "s3_endpoint",
+    "s3_checksum",
+    "s3_kms_key",
+    "s3_storage_class",
+    "s3_tags",
+    "s3_bucket_owner",
+    "s3_requester_pays",
+)
+
+
+def reach(layers: Mapping[str, Any]) -> StoreOptions:
+    """How flags or a job file want stores to be reached."""
+    return StoreOptions(
+        endpoint_url=layers.get("s3_endpoint"),
+        checksum=layers.get("s3_checksum") or "when_supported",
+        kms_key=layers.get("s3_kms_key"),
+        storage_class=layers.get("s3_storage_class"),
+        tags=layers.get("s3_tags"),
+        bucket_owner=layers.get("s3_bucket_owner"),
+        requester_pays=bool(layers.get("s3_requester_pays")),
+    )
 
 
 def inputs_digest(manifest: Manifest, settings: Settings, preset: Preset) -> str:

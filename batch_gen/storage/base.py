@@ -92,6 +92,11 @@ class StoreOptions:
         region: Signing region; None leaves it to the environment.
         path_style: True for servers without bucket host names; None means True exactly when there is an endpoint.
         checksum: "when_supported" or "when_required" (servers older than 2025 choke on trailing checksums).
+        kms_key: Encrypt every object with this KMS key (id or ARN).
+        storage_class: Of every object, such as INTELLIGENT_TIERING.
+        tags: Of every object, `key=value&key=value`.
+        bucket_owner: Account that must own the bucket; another owner is refused by S3.
+        requester_pays: Pay for requests to somebody else's bucket.
         small_read_timeout_s: Patience for an answer about leases, records and plans.
         large_read_timeout_s: The same for clips.
     """
@@ -103,6 +108,11 @@ class StoreOptions:
     region: str | None = None
     path_style: bool | None = None
     checksum: str = "when_supported"
+    kms_key: str | None = None
+    storage_class: str | None = None
+    tags: str | None = None
+    bucket_owner: str | None = None
+    requester_pays: bool = False
     connect_timeout_s: float = 5.0
     small_read_timeout_s: float = 10.0
     large_read_timeout_s: float = 60.0

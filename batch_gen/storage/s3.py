@@ -324,7 +324,26 @@ def _client(session: Any, options: StoreOptions, read_timeout_s: float) -> Any:
         response_checksum_validation=options.checksum,  # type: ignore[arg-type]
         s3={"addressing_style": "path" if path_style else "auto"},
     )
-    return session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+    client = session.client("s3", endpoint_url=options.endpoint_url, region_name=options.region, config=config)
+    client.meta.events.register("provide-client-params.s3", functools.partial(_add_studio_params, options))
+    return client
+
+
+def _add_studio_params(options: StoreOptions, params: dict[str, Any], model: Any, **_: Any) -> dict[str, Any]:
+    """What a studio's bucket wants of every request: owner, payer; and of every write: key, class, tags."""
+    added = dict(params)
+    if options.bucket_owner is not None:
+        added["ExpectedBucketOwner"] = options.bucket_owner
+    if options.requester_pays:
+        added["RequestPayer"] = "requester"
+    if model.name == "PutObject":
+        if options.kms_key is not None:
+            added |= {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": options.kms_key}
+        if options.storage_class is not None:
+            added["StorageClass"] = options.storage_class
+        if options.tags is not None:
+            added["Tagging"] = options.tags
+    return added
 
 
 def _opened(body: Body) -> contextlib.AbstractContextManager[BinaryIO]:

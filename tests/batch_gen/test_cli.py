@@ -19,6 +19,7 @@ SEMANTIC_FLAGS = {
     "crf",
     "file-metadata",
     "long-prompt",
+    "resize",
     "run-seed",
 }
 OPERATIONAL_FLAGS = {
@@ -26,7 +27,8 @@ OPERATIONAL_FLAGS = {
     "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",
     "max-failures", "ok-with-quarantine", "drain-budget", "block-list", "drain-at", "on-clip",
     "max-cost", "price-per-hour", "max-hours", "stall-timeout", "require-same-numerics",
-    "no-token-check", "ignore-memory", "s3-endpoint", "s3-checksum", "quiet",
+    "no-token-check", "ignore-memory", "s3-endpoint", "s3-checksum", "s3-kms-key", "s3-storage-class", "s3-tags",
+    "s3-bucket-owner", "s3-requester-pays", "quiet",
 }  # fmt: skip
 
 

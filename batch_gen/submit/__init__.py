@@ -1,0 +1,1 @@
+"""AWS Batch: from a checked manifest to an array job. Import submodules; nothing is imported here."""
