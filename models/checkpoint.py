@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from models.checkpoint_files import read_json
 from models.errors import ModelError
+from models.fp8_checkpoint import FP8_DTYPES, plain, scale_keys
 
 MAX_NAMES_SHOWN = 8
 Transform = Callable[[Tensor], Tensor]
@@ -70,6 +71,7 @@ class Checkpoint:
 
     folder: Path
     files: dict[str, Path]
+    scales: dict[str, tuple[str, Path]] = field(default_factory=dict)  # of FP8 weights: key and file of the scale
     _handles: dict[Path, Any] = field(default_factory=dict)
 
     def keys(self) -> set[str]:
@@ -77,18 +79,31 @@ class Checkpoint:
         return set(self.files)
 
     def read(self, key: str, shard: Shard | None = None) -> Tensor:
-        """The tensor under `key` in its stored dtype, or one part of it; nothing else is read from the file."""
+        """The tensor under `key` in its stored dtype (FP8: times its scale, in float32), or one part of it.
+
+        Nothing else is read from the file.
+        """
         handle = self._handle(self.files[key])
         if shard is None:
             tensor: Tensor = handle.get_tensor(key)
-            READ.add(tensor)
+            index: tuple[slice, ...] = ()
+        else:
+            view = handle.get_slice(key)
+            part = shard.of(view.get_shape()[shard.dim], f"{self.folder}: {key}")
+            index = (*(slice(None) for _ in range(shard.dim)), part)
+            tensor = view[index]
+        READ.add(tensor)
+        if tensor.dtype not in FP8_DTYPES or tensor.ndim != 2:
             return tensor
-        view = handle.get_slice(key)
-        part = shard.of(view.get_shape()[shard.dim], f"{self.folder}: {key}")
-        index: tuple[slice, ...] = (*(slice(None) for _ in range(shard.dim)), part)
-        sliced: Tensor = view[index]
-        READ.add(sliced)
-        return sliced
+        rows, columns = (*index, slice(None), slice(None))[:2]
+        return plain(tensor, self._scale(key), rows, columns, f"{self.folder}: {key}")
+
+    def _scale(self, key: str) -> Tensor | None:
+        if key not in self.scales:
+            return None
+        name, path = self.scales[key]
+        scale: Tensor = self._handle(path).get_tensor(name)
+        return scale
 
     def close(self) -> None:
         """Forget the open files (tensors that were read stay valid)."""
@@ -145,6 +160,10 @@ def _scan(folder: Path, files: list[Path]) -> Checkpoint:
                 both = f"{checkpoint.files[key].name} and {path.name}"
                 raise ModelError("checkpoint", f"{folder}: key {key!r} is in {both}; remove the stale file")
             checkpoint.files[key] = path
+    scales, others = scale_keys(checkpoint.files)
+    checkpoint.scales = {key: (name, checkpoint.files[name]) for key, name in scales.items()}
+    for key in others:
+        del checkpoint.files[key]
     return checkpoint
 
 

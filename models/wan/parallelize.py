@@ -15,6 +15,7 @@ from models.parallel.context import SpreadAttention, TokenSplit, attention_kind
 from models.parallel.layout import LayoutError
 from models.parallel.mesh import Axis, Mesh
 from models.parallel.tensor import Plan, Style, apply_plan, sharding, shared_mean_square, shared_mean_squares
+from models.quantize import Quantization, quantize
 from models.wan.model import Block, WanTransformer
 from models.wan.spec import TransformerSpec, transformer_spec
 from models.wan.weights import load_transformer
@@ -56,14 +57,19 @@ def load_expert(
     *,
     attention: str = "auto",
     sequence_parallel: bool = False,
+    fp8: Quantization | None = None,
 ) -> WanTransformer:
     """This rank's part of the expert in a `transformer` folder, on the device, ready to compute with the other ranks.
 
-    The settings are those of `parallelize`. Raises ModelError("checkpoint" or "unsupported").
+    The settings are those of `parallelize`; with `fp8` the linear layers are quantised after that. Raises
+    ModelError("checkpoint" or "unsupported").
     """
     check_mesh(transformer_spec(read_json(folder / "config.json")), mesh)
     model = load_transformer(folder, dtype, sharding(PLAN, mesh.tp)).to(device)
-    return parallelize(model, mesh, attention=attention, sequence_parallel=sequence_parallel)
+    parallelize(model, mesh, attention=attention, sequence_parallel=sequence_parallel)
+    if fp8 is not None:
+        quantize(model, fp8)
+    return model
 
 
 def parallelize(

@@ -23,6 +23,7 @@ from models.parallel import layout
 from models.parallel.collectives import broadcast, check_agreement, gather_blocks
 from models.parallel.loading import LoadMeter
 from models.parallel.mesh import Mesh, single
+from models.quantize import quantization
 from models.vae.decode import decode_stream, load_vae
 from models.wan.condition import NOTHING, Condition, Still, check_conditioning, encode_channels, encode_first
 from models.wan.experts import LOW, Experts, load_experts
@@ -52,9 +53,9 @@ class Sampling:
     guidance_high: float
     guidance_low: float
     flow_shift: float
-
     image: Still | None = None
     last_image: Still | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
@@ -69,6 +70,8 @@ class PipelineOptions:
     experts: Literal["resident", "swap"] = "resident"
     attention: str = "auto"
     tp_sequence_parallel: bool = False
+    quantization: str = "none"
+    modules_to_not_convert: tuple[str, ...] = ()
 
 
 class WanPipeline:
@@ -91,6 +94,7 @@ class WanPipeline:
             mesh=mesh,
             attention=options.attention,
             sequence_parallel=options.tp_sequence_parallel,
+            fp8=quantization(options.quantization, options.modules_to_not_convert, device.name),
         )
         self.experts = load_experts(folder, index, train, read, device, swap=options.experts == "swap")
         self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes, mesh)
@@ -117,11 +121,11 @@ class WanPipeline:
             num_experts=len(self.experts.folders),
             boundary_ratio=index.get("boundary_ratio"),
             vae_stride=(vae.scale_temporal, vae.scale_spatial, vae.scale_spatial),
+            conditionings=conditionings(index, self.experts.spec, vae),
         )
 
     def text(self, prompts: Sequence[str]) -> list[TextHandle]:
         """The prompts' embeddings, cleaned, tokenized and encoded once per run; raises ModelError("input")."""
-            conditionings=conditionings(index, self.experts.spec, vae),
         return [self.text_encoder.encode(prompt, self.options.long_prompt) for prompt in prompts]
 
     def denoise(
@@ -161,12 +165,12 @@ class WanPipeline:
             if f"velocity.{step}" in taps:
                 yield TapEvent(f"velocity.{step}", velocity[0].cpu().clone())
             yield StepEvent(step, sampling.steps, stage)
+        if last == sampling.steps:
+            latents = clip.condition.placed(latents)
         if f"latents.{last}" in taps:
             yield TapEvent(f"latents.{last}", latents[0].cpu().clone())
         check_agreement(latents, self.mesh, f"latents before step {last} of {sampling.steps}")
         yield DoneEvent(latents[0].cpu())
-        if last == sampling.steps:
-            latents = clip.condition.placed(latents)
 
     def decode(self, latents: Tensor | NDArray[np.float32], num_frames: int) -> Iterator[NDArray[np.uint8]]:
         """Latents [C, T, h, w] float32 -> slabs of frames, uint8 [f, H, W, 3], on rank 0; the others yield none.
@@ -192,6 +196,8 @@ class WanPipeline:
             },
             "dtype": self.options.dtype,
             "device": self.device.name,
+            "quantization": self.options.quantization,
+            "modules_to_not_convert": list(self.options.modules_to_not_convert),
             "solver": self.options.solver,
             "boundary_ratio": spec.boundary_ratio,
             "decode": self.options.decode,
@@ -238,12 +244,6 @@ class WanPipeline:
         return self._rope[grid]
 
     @torch.inference_mode()
-    def _step(self, clip: "_Clip", step: int, stage: str, latents: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: the guided velocity and the latents after it, both [1, C, T, h, w] float32."""
-        velocity = self.velocity(clip, clip.solver.timesteps[step], stage, latents)
-        return velocity, clip.solver.step(step, velocity, latents)
-
-    @torch.inference_mode()
     def _condition(self, sampling: Sampling) -> Condition:
         """What the clip's images give, on the device; rank 0 encodes them, so that all ranks have the same bits."""
         image, last_image = sampling.image, sampling.last_image
@@ -263,6 +263,12 @@ class WanPipeline:
             encoded = encode_first(self.vae, image)
         encoded = broadcast(encoded, self.mesh.world, self.mesh.world.ranks.index(0)).to(self.device.torch_device)
         return Condition(channels=encoded) if by_channels else Condition(first=encoded)
+
+    @torch.inference_mode()
+    def _step(self, clip: "_Clip", step: int, stage: str, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: the guided velocity and the latents after it, both [1, C, T, h, w] float32."""
+        velocity = self.velocity(clip, clip.solver.timesteps[step], stage, latents)
+        return velocity, clip.solver.step(step, velocity, latents)
 
     def velocity(self, clip: "_Clip", timestep: float, stage: str, latents: Tensor) -> Tensor:
         """The guided velocity [1, C, T, h, w] float32 of latents of the same shape."""
@@ -303,13 +309,13 @@ class _Clip:
     texts: list[TextHandle]  # the prompt, the negative prompt
     rope: tuple[Tensor, Tensor]
     solver: Solver
+    condition: Condition
 
     def guidance(self, stage: str) -> float | None:
         """The factor of a step, or None when only the prompt runs."""
         high, low = self.sampling.guidance_high, self.sampling.guidance_low
         if stage == LOW:
             return low if high > 1 or low > 1 else None
-    condition: Condition
         return high if high > 1 else None
 
 
