@@ -1,4 +1,4 @@
-"""Write the pages that come from tables in the code: docs/flags.md.
+"""Write the pages that come from tables in the code: docs/flags.md and docs/plan.md.
 
 Run: python scripts/build_docs.py [--check]
 """
@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from batch_gen.flags import FLAGS  # noqa: E402
+from build_plan_page import plan_page
+
+from batch_gen.flags import FLAGS
 
 FLAGS_HEAD = """# Settings
 
@@ -35,7 +37,7 @@ def flags_page() -> str:
     return FLAGS_HEAD + "".join(rows)
 
 
-PAGES = {"docs/flags.md": flags_page}
+PAGES = {"docs/flags.md": flags_page, "docs/plan.md": plan_page}
 
 
 def main() -> int:

@@ -53,15 +53,15 @@ class Adder:
 ADDERS: Final = (
     Adder(
         "DMA rings", 3.7e9, "graph", "always", "neuron",
-        "measured at 720p, tp=4,cp=8,cfg=2 (public fork of vllm-omni-neuron): 3.7 GB a resident DiT graph",
+        "measured by others at 720p, tp=4,cp=8,cfg=2 (fork of vllm-omni-neuron): 3.7 GB a resident DiT graph",
     ),
-    Adder("code and runtime", 0.55e9, "rank", "always", "neuron", "measured there: 0.55 GB"),
+    Adder("code and runtime", 0.55e9, "rank", "always", "neuron", "measured by them: 0.55 GB"),
     Adder(
         "compiler scratch", 0.37e9, "rank", "denoise", "neuron",
-        "1.5 GB of scratch measured there, less the activations, gathered keys and latents counted here",
+        "1.5 GB of scratch measured by them, less the activations, gathered keys and latents counted here",
     ),
     Adder("context and libraries", 0.6e9, "rank", "always", "cuda", "usual size of a CUDA context with its libraries"),
-    Adder("Python and torch", 0.45e9, "rank", "always", "cpu", "measured: a rank process before it loads weights"),
+    Adder("Python and torch", 0.4e9, "rank", "always", "cpu", "measured: a rank process before it loads weights"),
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ every other mesh, shape and model: `seconds = work / (efficiency * peak) + expos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -127,7 +127,7 @@ def clip_seconds(subject: Subject, clips: Clips, placement: Placement, machine: 
     image = clips.bucket.conditioning != "text"
     return Seconds(
         text=clips.num_passes * text_work(subject) / (peak * text_degree(subject, placement.degrees)),
-        encode=encode_work(subject.vae, clips.bucket) / (machine.float32_flops * rates.efficiency) if image else 0.0,
+        encode=_encode_work(subject, clips) / (machine.float32_flops * rates.efficiency) if image else 0.0,
         denoise=ideal_denoise_s(subject, clips, placement, machine) / rates.efficiency,
         exposed=exposed_s(subject, clips, placement, machine, rates),
         decode=decode_work(subject.vae, clips.bucket) / vae_peak,
@@ -162,6 +162,13 @@ def efficiency(kind: str) -> float:
     ideal = clip_seconds(subject, found.clips, placement, found.machine, Rates(1.0))
     # a gather is exposed whatever the efficiency, so the equation is linear in 1 / efficiency
     return (ideal.total - ideal.exposed) / (found.seconds - ideal.exposed)
+
+
+def _encode_work(subject: Subject, clips: Clips) -> float:
+    """A whole clip where the condition is channels beside the noise (I2V-A14B), one frame where it is latents (5B)."""
+    spec = subject.wan.transformer
+    frames = clips.bucket.num_frames if spec.in_channels != spec.out_channels else 1
+    return encode_work(subject.vae, replace(clips.bucket, num_frames=frames))
 
 
 def _vae_ranks(subject: Subject, clips: Clips, placement: Placement) -> int:
