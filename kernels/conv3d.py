@@ -11,7 +11,7 @@ from kernels import backend
 from kernels.library import define
 
 NORM_FLOOR = 1e-12  # the smallest channel norm that divides, as torch's F.normalize
-MAX_CHAIN = 576  # products that a float32 convolution on a CPU adds up in one register before it rounds them into a sum
+MAX_CHAIN = 432  # products that a float32 convolution on a CPU adds up in one register before it rounds them into a sum
 
 
 def conv3d(
@@ -70,19 +70,17 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, pads: tuple[int, int
     error grows with the root of its length, to 2.8 times that of other layouts at 384 channels. Long chains are cut:
     by taps in time, then by groups of channels, and the partial results are added up in place, at no loss of speed.
     """
-    width = _group_width(weight) if x.dtype == torch.float32 else weight.shape[1]
-    if width == weight.shape[1] and (
-        weight.shape[2] == 1 or weight[0].numel() <= MAX_CHAIN or x.dtype != torch.float32
-    ):
+    steps = (pads, (1, *stride[1:]), (1, 1, 1), 1)
+    if x.dtype != torch.float32 or weight[0].numel() <= MAX_CHAIN:
         whole: Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, pads, stride, (1, 1, 1), 1)
         return whole
     out: Tensor | None = None
     span = (x.shape[2] - weight.shape[2]) // stride[0] * stride[0] + 1
-    for group, kernel in zip(x.split(width, dim=1), weight.split(width, dim=1), strict=True):
+    groups = _num_groups(weight)
+    for group, kernel in zip(x.chunk(groups, dim=1), weight.chunk(groups, dim=1), strict=True):
         frames = group.contiguous(memory_format=torch.channels_last_3d)
         for tap in range(weight.shape[2]):
             part = (frames[:, :, tap : tap + span : stride[0]], kernel[:, :, tap : tap + 1])
-            steps = (pads, (1, *stride[1:]), (1, 1, 1), 1)
             if out is None:
                 out = torch.ops.aten.mkldnn_convolution(*part, bias, *steps)
             else:
@@ -91,15 +89,15 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, pads: tuple[int, int
     return out
 
 
-def _group_width(weight: Tensor) -> int:
-    """Input channels per chain: all of them, or the largest equal share that keeps a chain of one tap short enough."""
+def _num_groups(weight: Tensor) -> int:
+    """The fewest equal groups of input channels that keep the chain of one tap in time short enough."""
     channels, area = weight.shape[1], weight.shape[3] * weight.shape[4]
-    shares = (n for n in range(1, channels + 1) if channels % n == 0 and channels // n * area <= MAX_CHAIN)
-    return channels // next(shares, channels)
+    fitting = (n for n in range(1, channels + 1) if channels % n == 0 and channels // n * area <= MAX_CHAIN)
+    return next(fitting, channels)
 
 
 def _onednn_takes(x: Tensor) -> bool:
-    if not (x.is_cpu and torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()):
+    if not (x.is_cpu and torch.backends.mkldnn.enabled and torch._C._has_mkldnn):  # noqa: SLF001 - is_available is untyped
         return False
     if x.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - torch has no public name for it
@@ -121,7 +119,7 @@ def _prepare(x: Tensor, gamma: Tensor | None, silu: bool, context: Tensor | None
     place = 0
     for part in parts:
         # Frame by frame: what is normed is still in the processor's cache when it is multiplied and activated.
-        for frame in part.split(1, dim=2):
+        for frame in part.chunk(part.shape[2], dim=2):
             _act(frame, gamma, silu, out[:, :, place : place + 1])
             place += 1
     return out

@@ -53,11 +53,13 @@ class Memory:
         self._old = [] if old is None else list(old)
         self.new: list[Tensor] = []
 
-    def join(self, x: Tensor, frames: int = CONTEXT_FRAMES) -> Tensor:
-        """[B, C, T, H, W] -> [B, C, frames + T, H, W]: put the remembered frames first, remember the last ones."""
-        joined = torch.cat([self._old[len(self.new)], x], dim=2)
-        self.new.append(joined[:, :, -frames:].clone(memory_format=torch.preserve_format))
-        return joined
+    def swap(self, x: Tensor, frames: int = CONTEXT_FRAMES) -> Tensor:
+        """Give the remembered frames [B, C, frames, H, W]; remember the last ones of x [B, C, T, H, W] instead."""
+        old = self._old[len(self.new)]
+        tail = x[:, :, -frames:]
+        missing = frames - tail.shape[2]
+        self.new.append(torch.cat([old[:, :, -missing:], tail], dim=2) if missing else tail.clone())
+        return old
 
     def start(self, x: Tensor) -> None:
         """Remember the first frame [B, C, 1, H, W] behind a frame of zeros."""
@@ -78,17 +80,16 @@ class Conv(nn.Module):
         self.gain = nn.Parameter(torch.empty(channels)) if norm else None
         self.padding = (kernel[1] // 2, kernel[2] // 2)
 
-    def convolve(self, x: Tensor, weight: Tensor | None = None, stride: tuple[int, int, int] = (1, 1, 1)) -> Tensor:
-        """The plain convolution of [B, C, T, H, W]; `weight` stands in for the whole kernel."""
-        chosen = self.weight if weight is None else weight
-        return conv3d(x, chosen, self.bias, self.padding, self.gain, self.gain is not None, stride)
+    def convolve(self, x: Tensor, context: Tensor | None = None, stride: tuple[int, int, int] = (1, 1, 1)) -> Tensor:
+        """The convolution of [B, C, T, H, W] behind `context` [B, C, S, H, W], with its norm and SiLU."""
+        return conv3d(x, self.weight, self.bias, self.padding, self.gain, self.gain is not None, stride, context)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """[B, C, T, H, W] -> [B, C', T, H, W] with the history that `memory` holds."""
         if memory.is_first:
             memory.start(x)
-            return self.convolve(x, self.weight[:, :, -1:])
-        return self.convolve(memory.join(x))
+            return conv3d(x, self.weight[:, :, -1:], self.bias, self.padding, self.gain, self.gain is not None)
+        return self.convolve(x, memory.swap(x))
 
 
 def conv_333(channels: int, out_channels: int, *, norm: bool = False) -> Conv:
@@ -110,7 +111,7 @@ class ResidualBlock(nn.Module):
         short = x if self.shortcut is None else self.shortcut.convolve(x)
         x = cut.trim(self.conv1(x, memory))
         x = cut.trim(self.conv2(x, memory))
-        return x + cut.trim(short, 2)
+        return x.add_(cut.trim(short, 2))
 
 
 class AttentionBlock(nn.Module):
@@ -168,7 +169,7 @@ class Upsample(nn.Module):
             memory.start_empty(x)
             return x
         B, C, T, H, W = x.shape
-        pairs = conv.convolve(memory.join(x)).view(B, 2, C, T, H, W)
+        pairs = conv.convolve(x, memory.swap(x)).view(B, 2, C, T, H, W)
         return pairs.permute(0, 2, 3, 1, 4, 5).reshape(B, C, 2 * T, H, W)
 
 
@@ -189,7 +190,7 @@ class Downsample(nn.Module):
         if memory.is_first:
             memory.new.append(x)
             return x
-        return self.time_conv.convolve(memory.join(x, frames=1), stride=(2, 1, 1))
+        return self.time_conv.convolve(x, memory.swap(x, frames=1), stride=(2, 1, 1))
 
 
 def repeat_up(x: Tensor, out_channels: int, factor_t: int) -> Tensor:
