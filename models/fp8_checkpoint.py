@@ -57,7 +57,7 @@ def plain(weight: Tensor, scale: Tensor | None, rows: slice, columns: slice, wha
         per_row = factor.reshape(-1)[rows]
         if per_row.numel() == value.shape[0]:
             return value * per_row.unsqueeze(1)
-    elif factor.ndim == 2:
+    if factor.ndim == 2:
         # the last blocks may reach over the edge
         tall = factor.repeat_interleave(BLOCK, 0)[rows][: value.shape[0]]
         spread = tall.repeat_interleave(BLOCK, 1)[:, columns][:, : value.shape[1]]
