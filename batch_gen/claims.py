@@ -80,7 +80,7 @@ class ClaimSource:
         self._store = store
         self._plan = plan
         self._options = options = options or ClaimOptions()
-        self._owner = Owner(uuid.uuid4().hex, worker, options.ttl_s, options.grace_s, options.clock)
+        self._owner = Owner(uuid.uuid4().hex, worker, options.ttl_s, options.grace_s, options.clock, options.utc)
         self._done = DoneLog(store)
         self._seeker = Seeker(store, plan, self._done, self._owner, options.shard)
         self._roster = Roster(options.clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 Clock: TypeAlias = Callable[[], float]
@@ -16,6 +16,7 @@ def monotonic_s() -> float:
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
-def utc_now() -> str:
+def utc_now(offset_s: float = 0.0) -> str:
     """Now as ISO 8601 in UTC, to the millisecond; for people, never for decisions between machines."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    now = datetime.now(UTC) + timedelta(seconds=offset_s)
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

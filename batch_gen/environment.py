@@ -81,6 +81,11 @@ def metadata_endpoint() -> str | None:
         return None
 
 
+def lease_clock_offset_s() -> float:
+    """Seconds by which a test shifts the clocks that leases see, monotonic and of day; 0 everywhere else."""
+    return float(os.environ.get("BATCH_GEN_TEST_LEASE_CLOCK_OFFSET_S") or 0.0)
+
+
 def cache_folder() -> Path:
     """Where built and fetched checkpoints and digests lie: BATCH_GEN_CACHE, else the user's cache folder."""
     own = os.environ.get("BATCH_GEN_CACHE")

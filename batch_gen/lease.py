@@ -99,6 +99,7 @@ class Owner:
     ttl_s: float = 180.0
     grace_s: float = 30.0
     clock: Clock = monotonic_s
+    utc: Callable[[], str] = utc_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class Lease:
 
     def _replace(self, change: Change) -> None:
         sent_at = self._owner.clock()
-        body = change(self.body).model_copy(update={"sequence": self.body.sequence + 1, "renewed": utc_now()})
+        body = change(self.body).model_copy(update={"sequence": self.body.sequence + 1, "renewed": self._owner.utc()})
         etag = self._store.replace(lease_key(body.chunk), body.to_bytes(), self._seen.etag)
         self._seen, self._confirmed_at = Seen(body, etag), sent_at
 
@@ -212,7 +213,7 @@ def claim(store: Store, owner: Owner, chunk: str) -> Lease | Seen | None:
         sequence=0,
         ttl_s=owner.ttl_s,
         grace_s=owner.grace_s,
-        renewed=utc_now(),
+        renewed=owner.utc(),
     )
     try:
         etag = store.create(lease_key(chunk), body.to_bytes(), content_type="application/json")
@@ -237,7 +238,7 @@ def take_over(store: Store, owner: Owner, seen: Seen) -> Lease | None:
             "grace_s": owner.grace_s,
             "in_flight": (),
             "finished": False,
-            "renewed": utc_now(),
+            "renewed": owner.utc(),
         }
     )
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from batch_gen.budget import Budgets
-from batch_gen.clock import Clock, monotonic_s
+from batch_gen.clock import Clock, monotonic_s, utc_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,6 +78,7 @@ class ClaimOptions:
         linger_s: An idle worker stays so long while others are alive and working; None means ttl_s + grace_s.
         shard: (index, count) for `--assign static`, None for leases.
         max_failures: See `ErrorBudget`.
+        clock, utc: For intervals, and for the times in leases that people read.
         audit_clips: When everything is finished from the start, a run of up to so many clips has its records counted.
     """
 
@@ -92,4 +93,5 @@ class ClaimOptions:
     audit_clips: int = 4096
     store_patience_s: float = 300.0
     clock: Clock = monotonic_s
+    utc: Callable[[], str] = utc_now
     on_chunk_end: Callable[[ChunkEnd], None] = _ignore

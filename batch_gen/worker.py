@@ -24,7 +24,7 @@ from batch_gen.donelog import Tally
 from batch_gen.drain import Drain, install_signals
 from batch_gen.encode import EncodeSettings, VideoSpec
 from batch_gen.engine import Engine
-from batch_gen.environment import WorkerHint, metadata_endpoint, worker_hint, worker_name
+from batch_gen.environment import WorkerHint, lease_clock_offset_s, metadata_endpoint, worker_hint, worker_name
 from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, EnvironmentFault, UsageError
 from batch_gen.fake_engine import FakeOptions
 from batch_gen.interruption import SpotWatch, drain_at
@@ -215,11 +215,14 @@ def claim_options(settings: Settings, hint: WorkerHint, on_chunk_end: Callable[[
             )
         shard = (hint.index, hint.count)
     grace_s = min(30.0, settings.lease_ttl / 4)
+    offset_s = lease_clock_offset_s()
     return ClaimOptions(
         ttl_s=settings.lease_ttl,
         grace_s=grace_s,
         shard=shard,
         max_failures=float(settings.max_failures),
+        clock=lambda: clock.monotonic_s() + offset_s,
+        utc=lambda: clock.utc_now(offset_s),
         on_chunk_end=on_chunk_end,
     )
 
