@@ -71,6 +71,8 @@ class Settings(BaseModel):
     preset: str
     dtype: Literal["float32", "bfloat16"]
     solver: Literal["unipc", "euler"]
+    quantization: Literal["none", "fp8_row"]
+    modules_to_not_convert: tuple[str, ...]
     decode: Literal["exact", "tiled", "reference"]
     codec: Literal["h264", "h265_10bit", "ffv1", "x264_lossless"]
     crf: int = Field(ge=0, le=51)

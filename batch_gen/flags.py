@@ -43,6 +43,16 @@ SEMANTIC: tuple[Flag, ...] = (
     Flag("preset", "str", None, "semantic", "Sampling preset; default: the checkpoint's."),
     Flag("dtype", ("float32", "bfloat16"), None, "semantic", "Arithmetic of the transformer; default: the preset's."),
     Flag("solver", ("unipc", "euler"), None, "semantic", "Solver of the flow ODE; default: the preset's."),
+    Flag(
+        "quantization",
+        ("none", "fp8_row"),
+        "none",
+        "semantic",
+        "FP8 for the linear layers of the transformer's blocks.",
+    ),
+    Flag(
+        "modules-to-not-convert", "str", (), "semantic", "A layer that keeps its dtype, e.g. blocks.0.*.", multiple=True
+    ),
     Flag("decode", ("exact", "tiled", "reference"), "exact", "semantic", "How the VAE decodes."),
     Flag("codec", ("h264", "h265_10bit", "ffv1", "x264_lossless"), "h264", "semantic", "Video codec."),
     Flag("crf", "int", 16, "semantic", "Quality of h264 and h265 (0 best .. 51)."),

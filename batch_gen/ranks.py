@@ -46,6 +46,8 @@ _OPTIONS = (
     "device",
     "experts",
     "tp_sequence_parallel",
+    "quantization",
+    "modules_to_not_convert",
 )
 _AGREED = (RetryClass.CLIP, RetryClass.INPUT)
 
@@ -57,7 +59,8 @@ class PipelineSpec:
     Args:
         model: checkpoint folder in diffusers layout.
         device: cpu, cuda or neuron.
-        dtype, solver, decode, attention, kernels, compile, long_prompt: see `flags.py`.
+        dtype, solver, decode, attention, kernels, compile, long_prompt, quantization, modules_to_not_convert: see
+            `flags.py`.
         mesh: degrees `{"tp", "cp", "cfg"}` of this replica.
         layout: name of the rank layout.
         text_cache_bytes: size of the text cache.
@@ -77,6 +80,8 @@ class PipelineSpec:
     text_cache_bytes: int = 256 << 20
     experts: str = "resident"
     tp_sequence_parallel: bool = False
+    quantization: str = "none"
+    modules_to_not_convert: tuple[str, ...] = ()
 
 
 class Control(Protocol):
@@ -116,7 +121,8 @@ class PipelineEngine:
         del text  # the pipeline's own cache is keyed by the prompt
         taps = frozenset(options.taps)
         start = (options.start[0], _tensor(options.start[1])) if options.start else None
-        for event in self._pipeline.denoise(_sampling(request), start=start, stop=options.stop, taps=taps):
+        sampling = _sampling(request, options.images)
+        for event in self._pipeline.denoise(sampling, start=start, stop=options.stop, taps=taps):
             if isinstance(event, StepEvent):
                 yield Step(event.index + 1, event.total, event.stage)
             elif isinstance(event, TapEvent):
@@ -235,7 +241,8 @@ def _run(engine: Engine, command: dict[str, Any], arrays: list[Array]) -> Events
     if command["type"] == "decode":
         return engine.decode(request, arrays[0])
     start = None if command["start"] is None else (int(command["start"]), arrays[0])
-    options = DenoiseOptions(start=start, stop=command["stop"], taps=tuple(command["taps"]))
+    images = tuple(arrays if start is None else arrays[1:])
+    options = DenoiseOptions(start=start, stop=command["stop"], taps=tuple(command["taps"]), images=images)
     return engine.denoise(request, command["text"], options)
 
 
@@ -252,9 +259,11 @@ def _send_event(connection: socket.socket, event: Event) -> None:
         wire.send(connection, {"type": "done", "value": value, "info": info}, arrays)
 
 
-def _sampling(request: RenderRequest) -> Sampling:
+def _sampling(request: RenderRequest, images: Sequence[npt.NDArray[np.uint8]]) -> Sampling:
+    from models.wan.condition import Still
     from models.wan.pipeline import Sampling
 
+    image, last_image = (*(Still(pixels) for pixels in images), None, None)[:2]
     return Sampling(
         prompt=request.prompt,
         negative_prompt=request.negative_prompt,
@@ -266,6 +275,8 @@ def _sampling(request: RenderRequest) -> Sampling:
         guidance_high=request.guidance_high,
         guidance_low=request.guidance_low,
         flow_shift=request.flow_shift,
+        image=image,
+        last_image=last_image,
     )
 
 

@@ -27,6 +27,8 @@ from batch_gen.engine import Engine
 from batch_gen.environment import WorkerHint, lease_clock_offset_s, metadata_endpoint, worker_hint, worker_name
 from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, EnvironmentFault, UsageError
 from batch_gen.fake_engine import FakeOptions
+from batch_gen.image_checks import keep_images
+from batch_gen.images import ImageReader
 from batch_gen.interruption import SpotWatch, drain_at
 from batch_gen.job import Workshop
 from batch_gen.launch import COMPILE_S, DEFAULT_STALL_S, EngineSpec, RemoteEngine
@@ -83,6 +85,7 @@ def work(prepared: Prepared) -> Result:
         retire_stop(store)
     check_stop(store)
     run = join_run(store, prepared)
+    keep_images(store, prepared.manifest)
     plan = plan_run(store, prepared.rows, plan_options(prepared, name))
     drain = Drain(settings.drain_budget)
     install_signals(drain)
@@ -277,6 +280,8 @@ def workshop(store: Store, facts: RunFacts, settings: Settings, scratch: Path, p
         budget=ByteBudget(FRAMES_BUDGET_BYTES),
         progress=lambda *_: None,
         keep_latents=settings.keep_latents,
+        images=ImageReader(store, store_options(settings)),
+        resize=settings.resize,
     )
 
 
@@ -311,6 +316,7 @@ def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int
         fake = asdict(FakeOptions.from_file(Path(path)) if path else FakeOptions())
         return EngineSpec("fake", fake, str(folder), stall_s=stall_s)
     names = ("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout")
+    names += ("quantization", "modules_to_not_convert")
     options = {name: getattr(settings, name) for name in names}
     options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
     return EngineSpec(

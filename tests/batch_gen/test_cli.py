@@ -14,6 +14,8 @@ SEMANTIC_FLAGS = {
     "preset",
     "dtype",
     "solver",
+    "quantization",
+    "modules-to-not-convert",
     "decode",
     "codec",
     "crf",
