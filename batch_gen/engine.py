@@ -70,11 +70,13 @@ class DenoiseOptions:
         start: `(step, latents float32 [C, T, h, w])` to resume before step `step` (from 0), or None for fresh noise.
         stop: number of steps to have done when the call returns, or None for all.
         taps: names of the values to yield as `Tap`.
+        images: the request's first and last image as it has them, at the clip's size: uint8 RGB [H, W, 3].
     """
 
     start: tuple[int, npt.NDArray[np.float32]] | None = None
     stop: int | None = None
     taps: tuple[str, ...] = ()
+    images: tuple[npt.NDArray[np.uint8], ...] = ()
 
 
 ALL_STEPS = DenoiseOptions()
@@ -107,11 +109,11 @@ class Engine(Protocol):
 T = TypeVar("T")
 
 
-def render(engine: Engine, request: RenderRequest) -> Iterator[Event]:
+def render(engine: Engine, request: RenderRequest, options: DenoiseOptions = ALL_STEPS) -> Iterator[Event]:
     """Text, denoise and decode one clip; the last event is `Done(None)` of the decode."""
     text_ids = finish(engine.text([request])).value
     latents: npt.NDArray[np.float32] | None = None
-    for event in engine.denoise(request, text_ids[0]):
+    for event in engine.denoise(request, text_ids[0], options):
         if isinstance(event, Done):
             latents = event.value
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,15 @@ import numpy.typing as npt
 from batch_gen.claims import Assignment
 from batch_gen.commit import Receipt, adopt_orphan, commit_clip
 from batch_gen.encode import EncodedFile, Encoder, EncodeSettings, VideoSpec, provenance
-from batch_gen.engine import ALL_STEPS, Done, Engine, Event, Slab, Step, finish
+from batch_gen.engine import DenoiseOptions, Done, Engine, Event, Slab, Step, finish
 from batch_gen.errors import ClipFailed
+from batch_gen.images import ImageReader, ResizeRule, images_of
 from batch_gen.layout import latents_key
 from batch_gen.outcome import Attempt, Clock, RunFacts, make_record, metrics_row
 from batch_gen.records import FileEntry, Record
 from batch_gen.request import RenderRequest
 from batch_gen.slabs import ByteBudget, SlabQueue
-from batch_gen.storage.base import Store
+from batch_gen.storage.base import Store, StoreOptions
 from batch_gen.verify import verify_file
 
 
@@ -51,6 +52,7 @@ class Workshop:
         budget: bytes of frames that may wait.
         progress: called with each sign of progress: attempt, stage, done, total.
         keep_latents: whether final latents are stored until the clip is committed.
+        images, resize: where images are read from, and how they get a clip's size.
     """
 
     store: Store
@@ -61,6 +63,8 @@ class Workshop:
     budget: ByteBudget
     progress: Callable[[Attempt, str, int, int], None]
     keep_latents: bool = False
+    images: ImageReader = field(default_factory=lambda: ImageReader(None, StoreOptions()))
+    resize: ResizeRule = "crop"
 
 
 def make_clip(engine: Engine, attempt: Attempt, shop: Workshop) -> Future[Finished]:
@@ -103,11 +107,13 @@ def denoise(
     if kept is not None:
         clock.mark("denoise")
         return kept
+    images, info["images"] = images_of(request, shop.images, shop.resize)
     text = finish(engine.text([request]))
     info |= text.info
     clock.mark("text")
     shop.progress(attempt, "text", 0, request.steps)
-    done = finish(_watch_steps(engine.denoise(request, text.value[0], ALL_STEPS), attempt, shop, clock))
+    options = DenoiseOptions(images=tuple(images))
+    done = finish(_watch_steps(engine.denoise(request, text.value[0], options), attempt, shop, clock))
     info |= done.info
     clock.mark("denoise")
     latents: npt.NDArray[np.float32] = done.value

@@ -110,7 +110,8 @@ class RemoteEngine:
         start = options.start
         body = {"request": request.to_json(), "text": text, "stop": options.stop, "taps": list(options.taps)}
         body["start"] = start[0] if start else None
-        yield from self._call(("denoise", str(request.bucket)), body, [start[1]] if start else [])
+        arrays = [start[1], *options.images] if start else list(options.images)
+        yield from self._call(("denoise", str(request.bucket)), body, arrays)
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
         """See `Engine.decode`."""

@@ -13,6 +13,7 @@ DONE_PREFIX: Final = "done/"
 LEASE_PREFIX: Final = "lease/"
 CLIPS_PREFIX: Final = "clips/"
 LATENTS_PREFIX: Final = "latents/"
+IMAGES_PREFIX: Final = "images/"
 ASIDE_PREFIX: Final = "aside/"
 METRICS_PREFIX: Final = "metrics/"
 ERRORS_PREFIX: Final = "errors/"
@@ -32,6 +33,11 @@ def record_key(clip_id: str) -> str:
 def latents_key(clip_id: str) -> str:
     """The kept latents of a clip (`--keep-latents`)."""
     return f"latents/{_spread(clip_id)}/{clip_id}.npy"
+
+
+def image_key(sha256: str) -> str:
+    """The bytes of a binary image cell, by their SHA-256 in hex."""
+    return f"{IMAGES_PREFIX}{sha256[:2]}/{sha256}"
 
 
 def chunk_id(round_number: int, number: int) -> str:

@@ -78,6 +78,8 @@ def make_record(
     request = attempt.request
     key = clip_key(request.clip_id, encoded.path.suffix)
     metrics = measured(clock, info) | {"decode": facts.decode, "model": facts.model}
+    if info.get("images"):
+        metrics["images"] = info["images"]
     metrics |= {"flags": list(report.flags), "replica": attempt.replica, "chunk": attempt.chunk}
     metrics |= {name: round(getattr(report, name), 3) for name in ("luma_mean", "luma_jump", "motion_mean")}
     return Record(

@@ -15,9 +15,11 @@ from pydantic import ValidationError
 from batch_gen.checkpoint import Checkpoint, open_checkpoint
 from batch_gen.config import Settings, load_preset, resolve
 from batch_gen.encode import FramesHash
-from batch_gen.engine import Slab, Step
+from batch_gen.engine import DenoiseOptions, Slab, Step, render
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailed, UsageError
+from batch_gen.images import ImageReader, images_of
 from batch_gen.launch import RemoteEngine
+from batch_gen.prepare import store_options
 from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import RunFile, load_run
@@ -39,7 +41,9 @@ def reproduce(record: str, given: Mapping[str, Any], as_json: bool) -> int:
     check_integrity(original)
     checkpoint = checkpoint_of(original, given)
     settings = settings_of(original, checkpoint, given)
-    rendered = render_hash(original.record, settings, checkpoint)
+    root = open_store(record.rpartition("/clips/")[0] or ".", store_options(settings))
+    reader = ImageReader(root, store_options(settings))
+    rendered = render_hash(original.record, settings, checkpoint, reader)
     same_numerics = numerics_key(settings) == original.record.numerics_key
     equal = rendered == original.record.frames_hash
     body = {
@@ -124,14 +128,15 @@ def settings_of(original: Original, checkpoint: Checkpoint, given: Mapping[str, 
     return resolve({key: value for key, value in layers.items() if value is not None}, preset, run.profile["profile"])
 
 
-def render_hash(record: Record, settings: Settings, checkpoint: Checkpoint) -> str:
+def render_hash(record: Record, settings: Settings, checkpoint: Checkpoint, reader: ImageReader) -> str:
     """Render the clip and hash its frames."""
     request = RenderRequest.from_json(record.request)
+    images, _ = images_of(request, reader, settings.resize)
     with tempfile.TemporaryDirectory(prefix="batch-gen-reproduce-") as folder:
         engine = RemoteEngine(spec_of(settings, checkpoint, Path(folder) / "ranks", 0))
         try:
             digest = FramesHash(request.num_frames, request.height, request.width)
-            for event in engine.render(request):
+            for event in render(engine, request, DenoiseOptions(images=tuple(images))):
                 if isinstance(event, Slab):
                     digest.update(event.frames)
                 elif isinstance(event, Step):

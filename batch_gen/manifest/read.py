@@ -10,7 +10,7 @@ from batch_gen.errors import ConfigError, Fault, ManifestError, UsageError
 from batch_gen.manifest.faults import FaultLog
 from batch_gen.manifest.inspector import Inspector
 from batch_gen.manifest.options import Location, ManifestOptions, ManifestSource, local_source
-from batch_gen.manifest.requests import RequestBuilder, image_bytes
+from batch_gen.manifest.requests import MEDIA_COLUMNS, RequestBuilder, binary_cells, image_bytes
 from batch_gen.manifest.resolve import preset_values
 from batch_gen.manifest.select import Names, Selection
 from batch_gen.manifest.sources import ManifestFile, batches, looks_like, open_files
@@ -71,6 +71,18 @@ class Manifest:
             found += [request for _, request in builder.requests(picked)]
         log.raise_if_any()
         return found
+
+    def iter_image_bytes(self) -> Iterator[tuple[str, bytes]]:
+        """Every distinct binary image cell as (`bytes:<sha256>`, its bytes), of all rows, wanted or not."""
+        seen: set[str] = set()
+        log = FaultLog()
+        for file in self.files:
+            for batch in batches(file, MEDIA_COLUMNS, log):
+                for source, body in binary_cells(batch):
+                    if source not in seen:
+                        seen.add(source)
+                        yield source, body
+            log.raise_if_any()
 
     def image_bytes(self, location: Location, column: str) -> bytes | None:
         """The bytes of a binary image cell, or None when the cell holds no bytes."""

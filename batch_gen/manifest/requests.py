@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fractions import Fraction
 
 _WHOLE = ("width", "height", "num_frames", "steps")
+MEDIA_COLUMNS = ("image", "last_image")
 _REAL = ("guidance_high", "guidance_low", "flow_shift")
 
 
@@ -76,7 +77,7 @@ class RequestBuilder:
             return getattr(defaults, name) if value is None else value
 
         base = batch.file.source.base
-        media = {name: cells[name][at] for name in ("image", "last_image")}
+        media = {name: cells[name][at] for name in MEDIA_COLUMNS}
         shared: dict[str, Any] = {
             "prompt": cells["prompt"][at],
             "negative_prompt": cell("negative_prompt"),
@@ -103,6 +104,16 @@ def _taken(batch: Batch, rows: list[int]) -> dict[str, list[Any]]:
 @lru_cache(maxsize=256)
 def _fps(value: str | float | Fraction) -> Fraction:
     return parse_fps(value)
+
+
+def binary_cells(batch: Batch) -> Iterator[tuple[str, bytes]]:
+    """The binary image cells of a batch as (`bytes:<sha256>`, their bytes); a cell's text is no bytes."""
+    for name in MEDIA_COLUMNS:
+        cells = batch.cells.get(name)
+        if cells is None or not pa.types.is_large_binary(cells.type):
+            continue
+        for value in cells.drop_null().to_pylist():
+            yield media_location("", value), value
 
 
 def image_bytes(file: ManifestFile, location: Location, column: str) -> bytes | None:

@@ -8,6 +8,8 @@ Every request draws its fate from a seeded generator:
     conflict 409 for a conditional write; the server never hears of it
     slow     some time passes first
     cut      the connection ends in the middle of the body, of the request or of the answer
+
+A write to a key that ends with one of `refused` never arrives: the answer is a 400, which no client tries again.
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ class FaultProxy:
     Args:
         rates: Fate -> share of requests; the rest passes untouched.
         seed: Of the generator.
+        refused: Ends of keys that cannot be written.
     """
 
-    def __init__(self, endpoint: str, rates: dict[str, float], seed: int = 0) -> None:
+    def __init__(self, endpoint: str, rates: dict[str, float], seed: int = 0, refused: tuple[str, ...] = ()) -> None:
         self.target = urlsplit(endpoint).netloc
         self.rates = rates
+        self.refused = refused
         self.counts: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -83,6 +87,10 @@ class _Handler(BaseHTTPRequestHandler):
         conditional = "if-match" in self.headers or "if-none-match" in self.headers
         fate = self.owner.fate(conditional=conditional)
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
+        if self.command == "PUT" and urlsplit(self.path).path.endswith(self.owner.refused):
+            self.owner.counts["refused"] += 1
+            self._answer(400, {}, _ERROR.format(code="InvalidRequest").encode())
+            return
         if fate in {"busy", "conflict"}:
             code, status = ("SlowDown", 503) if fate == "busy" else ("ConditionalRequestConflict", 409)
             self._answer(status, {}, _ERROR.format(code=code).encode())

@@ -17,14 +17,14 @@ from batch_gen.tables import write_manifest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def small_manifest(path, num_rows=6, tag=None, **columns):
+def small_manifest(path, num_rows=6, tag=None, *, backwards=False, **columns):
     """A manifest of small clips: 9 frames of 64x48, 3 steps; `tag` adds a column of the user's own."""
     extra = {} if tag is None else {"tag": pa.string()}
     row = {"num_frames": 9, "width": 64, "height": 48, "steps": 3, **columns}
     if tag is not None:
         row["tag"] = tag
     rows = [{"row_id": f"clip-{i}", "prompt": f"a red circle {i}", "seed": i, **row} for i in range(num_rows)]
-    write_manifest(path, rows, extra)
+    write_manifest(path, rows[::-1] if backwards else rows, extra)
     return path
 
 
