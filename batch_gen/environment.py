@@ -86,6 +86,11 @@ def lease_clock_offset_s() -> float:
     return float(os.environ.get("BATCH_GEN_TEST_LEASE_CLOCK_OFFSET_S") or 0.0)
 
 
+def logical_core_setting() -> str | None:
+    """Physical cores in one logical Neuron core as the environment has it; None when nobody set it."""
+    return os.environ.get("NEURON_LOGICAL_NC_CONFIG")
+
+
 def cache_folder() -> Path:
     """Where built and fetched checkpoints and digests lie: BATCH_GEN_CACHE, else the user's cache folder."""
     own = os.environ.get("BATCH_GEN_CACHE")

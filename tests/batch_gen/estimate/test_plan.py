@@ -172,3 +172,39 @@ def test_machines_by_profile():
     }
     assert [machine.name[:4] for machine in found.values()][:2] == ["trn3", "trn2"]
     assert found["cpu"].kind == "cpu"
+
+
+def a14b_folder(folder):
+    """The configuration files of a checkpoint of A14B's size; no weights."""
+    spec = published("wan2.2-t2v-a14b").wan
+    names = (
+        "num_attention_heads",
+        "attention_head_dim",
+        "in_channels",
+        "out_channels",
+        "text_dim",
+        "ffn_dim",
+        "num_layers",
+    )
+    sizes = {name: getattr(spec.transformer, name) for name in names}
+    index = {
+        "_class_name": "WanPipeline",
+        "transformer_2": ["diffusers", "WanTransformer3DModel"],
+        "boundary_ratio": 0.875,
+    }
+    files = {"model_index.json": index, "transformer/config.json": sizes, "vae/config.json": {"z_dim": 16}}
+    for name in ("text_encoder", "tokenizer", "scheduler", "transformer", "vae"):
+        (folder / name).mkdir(parents=True)
+    for name, body in files.items():
+        (folder / name).write_text(json.dumps(body))
+    return str(folder)
+
+
+def test_run_checks_memory_on_a_neuron_profile(tmp_path, capsys):
+    """`run` refuses what does not fit on its mesh, exit 2, and writes nothing."""
+    manifest = save(tmp_path / "m.parquet", {"prompt": ["a fox"]})
+    model = a14b_folder(tmp_path / "a14b")
+    mesh = ["--mesh", "tp=4,cp=8,cfg=2", "--attention", "gather", "--out", str(tmp_path / "out")]
+    assert invoke(["run", str(manifest), "--model", model, *A14B[2:], *mesh]) == 2
+    assert "a rank needs 24.48e9 bytes and has 24.00e9" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
