@@ -73,11 +73,13 @@ class Placement:
         degrees: its mesh.
         attention: as in the setting: `ring`, `gather` or `auto`.
         dtype: of the transformer and the text encoder.
+        fp8: whether the linear layers of the blocks hold one byte a weight.
     """
 
     degrees: Degrees
     attention: str = "auto"
     dtype: str = "bfloat16"
+    fp8: bool = False
 
     @property
     def dtype_bytes(self) -> int:
@@ -153,14 +155,15 @@ def check_fits(name: str, found: Footprint, placement: Placement, *, ignore: boo
 def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:
     """Weights of one rank: experts over tp, the text encoder over what divides it, the autoencoder whole."""
     wan, size = subject.wan, placement.dtype_bytes
+    dit, how = _transformer_bytes(subject, placement)
     text_ranks = text_degree(subject, placement.degrees)
     vae = vae_parameters(subject.vae, encoder=clips.bucket.conditioning != "text")
     return [
         Part(
             "weights: DiT",
-            wan.num_experts * wan.transformer.num_parameters * size / placement.degrees.tp,
+            wan.num_experts * dit / placement.degrees.tp,
             "always",
-            f"{wan.num_experts} x {wan.transformer.num_parameters:,} parameters x {size} B / tp",
+            f"{wan.num_experts} x {wan.transformer.num_parameters:,} parameters x {how} / tp",
         ),
         Part(
             "weights: text",
@@ -170,6 +173,16 @@ def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:
         ),
         Part("weights: VAE", vae * VAE_DTYPE_BYTES, "always", f"{vae:,.0f} parameters x {VAE_DTYPE_BYTES} B, whole"),
     ]
+
+
+def _transformer_bytes(subject: Subject, placement: Placement) -> tuple[float, str]:
+    """Bytes of one expert before it is split, and how they are counted."""
+    spec, size = subject.wan.transformer, placement.dtype_bytes
+    if not placement.fp8:
+        return spec.num_parameters * size, f"{size} B"
+    converted = spec.num_layers * (8 * spec.width * spec.width + 2 * spec.width * spec.ffn_dim)
+    scales = spec.num_layers * (9 * spec.width + spec.ffn_dim) * 4
+    return converted + scales + (spec.num_parameters - converted) * size, f"1 B in blocks, {size} B elsewhere"
 
 
 def text_degree(subject: Subject, degrees: Degrees) -> int:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from batch_gen.cli import invoke
 from batch_gen.errors import MemoryTooSmall
 from batch_gen.estimate.machines import TRN2
 from batch_gen.estimate.memory import ADDERS, Footprint, Part, Placement, check_fits, footprint, weights
@@ -93,6 +94,19 @@ def test_measured_parts_are_met():
         assert sum(part.num_bytes for part in found) == pytest.approx(total, rel=0.05)
     gathered = footprint(T2V, T2V_720P, Placement(Degrees(4, 8, 2), "gather"), TRN2)
     assert gathered.stage_bytes("denoise") == pytest.approx(1.5e9, rel=0.06)
+
+
+def test_fp8_blocks_hold_half(capsys):
+    """With FP8 linear layers the experts hold a little more than half of their bfloat16 bytes."""
+    plain, fp8 = (
+        weights(T2V, T2V_720P, Placement(Degrees(4, 8, 2), "ring", "bfloat16", fp8))[0].num_bytes
+        for fp8 in (False, True)
+    )
+    assert 0.5 < fp8 / plain < 0.53
+    arguments = ["plan", "--model", "wan2.2-t2v-a14b", "--preset", "t2v-a14b-720p", "--profile", "trn2-720p"]
+    mesh = ["--mesh", "tp=4,cp=8,cfg=2", "--attention", "gather", "--quantization", "fp8_row"]
+    assert invoke([*arguments, *mesh]) == 0
+    assert "1 B in blocks" in capsys.readouterr().out
 
 
 def test_the_verdict_follows_an_adder():
