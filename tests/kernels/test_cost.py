@@ -1,5 +1,11 @@
 """The cost notes: their counts are what the stand-in counts, their arithmetic is right, their verdicts are plausible."""
 
+import contextlib
+import json
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -20,6 +26,7 @@ import nki  # isort: skip
 
 pytestmark = pytest.mark.usefixtures("standin")
 
+ROOT = Path(__file__).resolve().parents[2]
 BF16 = torch.bfloat16
 COUNTS = ("tensor_columns", "vector_cycles", "scalar_cycles", "gpsimd_cycles", "dma_bytes")
 
@@ -142,3 +149,23 @@ def test_the_table_has_a_line_for_every_shape():
     lines = cost.table().splitlines()
     assert len(lines) == 1 + len(cost.SHAPES)
     assert {line.split()[0] for line in lines[1:]} == {name for name, _, _ in cost.SHAPES}
+
+
+def test_the_scripts_of_the_kernels_end_with_their_json(capsys):
+    """bench_kernels and prove_fp8 run without arguments; the keys of their last line are frozen here, and all is well."""
+    expected = {
+        "bench_kernels": {
+            "attention_mfu", "attention_mfu_known", "constmax_mfu", "constmax_mfu_known", "constmax_over_attention_time",
+            "note_error",
+        },
+        "prove_fp8": {f"{name}_{top}" for name in ("worst_module", "velocity", "velocity_bfloat16") for top in (240, 448)},
+    }  # fmt: skip
+    for name, keys in expected.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [f"{name}.py"])
+            with contextlib.suppress(SystemExit):
+                runpy.run_path(str(ROOT / "scripts" / f"{name}.py"), run_name="__main__")
+        last = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert last["name"] == name
+        assert last["ok"] is True
+        assert set(last["ratios"]) == keys
