@@ -191,8 +191,10 @@ def build_pipeline_engine(
         rank: this rank.
         folder: where the ranks meet (a file), when there are several.
     """
+    from models.device import use_kernels
     from models.wan.pipeline import PipelineOptions, WanPipeline
 
+    use_kernels(spec.kernels, spec.device)
     options = PipelineOptions(**{name: getattr(spec, name) for name in _OPTIONS})
     if control_ranks == 1:
         return PipelineEngine(WanPipeline.load(Path(spec.model), options)), Alone()

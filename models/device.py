@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import backend
 from models.errors import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -46,3 +47,17 @@ def open_device(name: str = "cpu", index: int = 0) -> Device:
             raise ModelError("device", "device 'cuda': torch sees no CUDA device; use --device cpu or check the driver")
         return Device("cuda", torch.device("cuda", index))
     raise ModelError("device", "device 'neuron': the extra 'neuron' is not installed in this environment")
+
+
+def use_kernels(name: str, device: str) -> None:
+    """Choose what runs behind the operators of this process: `reference` or `nki`.
+
+    Raises ModelError("unsupported") where the NKI kernels cannot run; nothing falls back by itself.
+    """
+    if name == "nki" and device != "neuron":
+        raise ModelError(
+            "unsupported", f"kernels 'nki' run on device 'neuron', not on {device!r}; use --kernels reference"
+        )
+    if name == "nki":
+        raise ModelError("device", "kernels 'nki': the extra 'neuron' is not installed in this environment")
+    backend.use("reference")
