@@ -19,7 +19,7 @@ from batch_gen.claims import Assignment, ChunkEnd, ClaimSource, Wait
 from batch_gen.commit import load_record
 from batch_gen.drain import Drain
 from batch_gen.engine import Engine
-from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, EngineLost, StoreError
+from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, Drained, EngineLost, StoreError
 from batch_gen.job import Finished, Workshop, adopt, make_clip
 from batch_gen.lease import LostLease
 from batch_gen.memory import MemoryTrend, rss_bytes
@@ -146,7 +146,7 @@ class Supervisor:
 
     def _claim_and_render(self, replica: Replica) -> None:
         while not self.drain.requested:
-            if replica.engine is None and self.source.num_unfinished():
+            if replica.engine is None and self._is_needed():
                 self._start(replica)
                 continue
             work = self.source.next(replica.bucket)
@@ -169,6 +169,13 @@ class Supervisor:
         attempt = Attempt(work.request, work.chunk, work.epoch, work.attempt)
         self._failed(attempt, ClipFailed("input", reason))
         return True
+
+    def _is_needed(self) -> bool:
+        """Whether something is left to do; a store that is away is `next`'s affair, which has patience with it."""
+        try:
+            return self.source.num_unfinished() > 0
+        except StoreError:
+            return False
 
     def _begin(self, work: Assignment) -> bool:
         """Write the attempt down; False when the clip is another's or the store is away."""
@@ -203,6 +210,8 @@ class Supervisor:
                 replica.engine = self.start_engine(replica.index)
             except EngineLost as error:
                 self._count_loss(replica, error, f"start {time.monotonic()}")
+            except Drained:
+                log.info("drained while the engine was loading")
         return replica.engine is not None
 
     def _render(self, replica: Replica, work: Assignment) -> None:

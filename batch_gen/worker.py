@@ -25,7 +25,7 @@ from batch_gen.drain import Drain, install_signals
 from batch_gen.encode import EncodeSettings, VideoSpec
 from batch_gen.engine import Engine
 from batch_gen.environment import WorkerHint, lease_clock_offset_s, metadata_endpoint, worker_hint, worker_name
-from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, EnvironmentFault, UsageError
+from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, Drained, EnvironmentFault, UsageError
 from batch_gen.fake_engine import FakeOptions
 from batch_gen.image_checks import keep_images
 from batch_gen.images import ImageReader
@@ -159,7 +159,7 @@ def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Resu
         ClaimSource(shop.store, plan, shop.facts.worker, options) as source,
         progress_of(settings, plan, source) as progress,
     ):
-        start = engine_starter(prepared, shop.scratch, source.heartbeat)
+        start = engine_starter(prepared, shop.scratch, lambda: wait_on(source, drain))
         supervisor = Supervisor(source, start, shop, drain, meter, progress, settings.replicas)
         supervisor.memory_limit_bytes = memory_limit_bytes(settings)
         block_list = read_block_list(settings.block_list)
@@ -180,6 +180,17 @@ def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Resu
             if notifier is not None:
                 notifier.close()
         return close(shop.store, plan, source.summary(), drain, meter, settings)
+
+
+def wait_on(source: ClaimSource, drain: Drain) -> None:
+    """Called while an engine loads: the leases live on, and a drain does not wait for the end of the load.
+
+    Raises:
+        Drained: somebody asked to stop.
+    """
+    source.heartbeat()
+    if drain.reason is not None:
+        raise Drained(f"drained while the engine was loading: {drain.reason.text}")
 
 
 def join_run(store: Store, prepared: Prepared) -> RunFile:

@@ -4,12 +4,13 @@ import json
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from batch_gen import tables
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.storm import Storm, Weather, judge
-from tests.e2e.helpers import hashes, records, run, small_manifest, start, wait_for
+from tests.e2e.helpers import hashes, rank_pids, records, run, small_manifest, start, wait_for
 
 SMALL = {"num_frames": 5, "width": 32, "height": 32, "steps": 2}
 
@@ -102,6 +103,18 @@ def test_clocks_that_differ_by_ten_minutes_steal_nothing(tmp_path, monkeypatch):
     assert [record.epoch for record in records(out).values()] == [1] * 9
     begun = [line for line in trace.read_text().splitlines() if line.startswith("denoise ")]
     assert len(begun) == len(set(begun)) == 9
+
+
+def test_sigterm_does_not_wait_for_the_engine_to_load(tmp_path):
+    """A drain while weights load ends the worker with 75 long before the load would be over, and leaves no rank."""
+    manifest = small_manifest(tmp_path / "m.parquet", 2, **SMALL)
+    worker = start(manifest, tmp_path / "out", "--model", fake(tmp_path / "o.json", load_s=600.0))
+    ranks = wait_for(lambda: rank_pids(worker.pid), "a rank")
+    worker.send_signal(signal.SIGTERM)
+    out, errors = worker.communicate(timeout=30)
+    assert worker.returncode == 75, errors
+    assert json.loads(out)["reason"] == "drained: SIGTERM"
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in ranks), "the end of the ranks")
 
 
 @pytest.mark.parametrize("fault", ["short-once", "flat-once"])
