@@ -231,6 +231,8 @@ def ranks_of(supervisor: psutil.Process) -> list[psutil.Process]:
 def judge(storm: Storm, endpoint: str | None = None) -> Outcome:
     """Hold what the storm left against what is promised: `verify --deep`, the trace, the done log, the frames."""
     outcome, weather = storm.outcome, storm.weather
+    if outcome.faults:
+        return outcome
     verified = _product("verify", storm.out, "--deep", "--json", endpoint=endpoint)
     status = _product("status", storm.out, "--json", endpoint=endpoint)
     outcome.committed, outcome.quarantined = verified["num_committed"], verified["num_quarantined"]
