@@ -206,9 +206,12 @@ def save_latents(shop: Workshop, request: RenderRequest, latents: npt.NDArray[np
 
 
 def load_latents(shop: Workshop, request: RenderRequest) -> npt.NDArray[np.float32] | None:
-    """Latents that an earlier attempt kept, None when there are none."""
+    """Latents that an earlier attempt kept, None when there are none that can be read."""
     blob = shop.store.get(latents_key(request.clip_id))
     if blob is None:
         return None
-    latents: npt.NDArray[np.float32] = np.load(io.BytesIO(blob.body), allow_pickle=False)
+    try:
+        latents: npt.NDArray[np.float32] = np.load(io.BytesIO(blob.body), allow_pickle=False)
+    except (ValueError, EOFError):  # they only save time, so damaged ones are as good as none
+        return None
     return latents

@@ -3,14 +3,20 @@
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 
 from batch_gen import tables
+from batch_gen.job import load_latents, save_latents
+from batch_gen.layout import latents_key
+from batch_gen.storage.base import StoreOptions, open_store
 from tests.chaos.proxy import FaultProxy
 from tests.chaos.storm import Storm, Weather, judge
 from tests.e2e.helpers import hashes, rank_pids, records, run, small_manifest, start, wait_for
+from tests.making import make_request
 
 SMALL = {"num_frames": 5, "width": 32, "height": 32, "steps": 2}
 
@@ -151,8 +157,18 @@ def test_kept_latents_survive_the_worker(tmp_path):
     assert trace.read_text().splitlines().count("denoise clip-0") == 1
 
 
+@pytest.mark.parametrize("body", [b"", b"no latents at all", b"\x93NUMPY\x01\x00v\x00{'descr'"])
+def test_kept_latents_that_cannot_be_read_are_none(tmp_path, body):
+    """Damaged kept latents cost a denoising, never a clip."""
+    latents = tmp_path / "out" / latents_key("clip-0")
+    latents.parent.mkdir(parents=True)
+    latents.write_bytes(body)
+    shop = SimpleNamespace(store=open_store(str(tmp_path / "out")))
+    assert load_latents(shop, make_request("clip-0")) is None
+    save_latents(shop, make_request("clip-0"), np.ones((4, 2, 2, 2), np.float32))
+    assert load_latents(shop, make_request("clip-0")).shape == (4, 2, 2, 2)
+
+
 def fetch(out: str, endpoint: str, key: str, path: Path) -> None:
     """Copy an object of an output root to a file."""
-    from batch_gen.storage.base import StoreOptions, open_store
-
     assert open_store(out, StoreOptions(endpoint_url=endpoint)).download(key, path) is not None
