@@ -1,15 +1,26 @@
-"""Latents to uint8 frames, a few at a time, in one of three modes."""
+"""Latents to uint8 frames, a few at a time, in one of three modes.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+exact: strips with shrinking halos, the numbers of the untiled decode. reference: the untiled decode. tiled: blended
+tiles as other engines make them, approximate. Nothing switches between them but the caller.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from models.vae.model import Decoder, Encoder, Memory
+from models.errors import ModelError
+from models.parallel.mesh import Mesh
+from models.vae.exact import exact_slabs
+from models.vae.group import AxisGroup, Serial, StripGroup, buffered
+from models.vae.model import Decoder, Encoder
 from models.vae.spec import VaeSpec
+from models.vae.strips import Plan, make_plan, plan_strips
+from models.vae.tiled import TilePlan, plan_tiles, tiled_slabs
 from models.vae.weights import load_parts
 
 MODES = ("exact", "tiled", "reference")
@@ -44,6 +55,16 @@ class Vae:
         mean, std = self._statistics(wide)
         return (wide - mean) / std
 
+    def plan(self, mode: str, height: int, width: int) -> Plan | TilePlan:
+        """How frames of height x width latents are decoded; raises ModelError("unsupported") for an unknown mode."""
+        if mode == "exact":
+            return make_plan(self.spec, height, width)
+        if mode == "reference":
+            return replace(plan_strips(self.spec, height, width, 1), mode="reference")
+        if mode == "tiled":
+            return plan_tiles(self.spec, height, width)
+        raise ModelError("unsupported", f"decode mode {mode!r} is unknown; choose one of {', '.join(MODES)}")
+
     def _statistics(self, like: Tensor) -> tuple[Tensor, Tensor]:
         pair = (self.spec.latents_mean, self.spec.latents_std)
         mean, std = (torch.tensor(values, dtype=like.dtype).view(-1, 1, 1, 1) for values in pair)
@@ -56,34 +77,53 @@ def load_vae(folder: Path, dtype: torch.dtype) -> Vae:
 
 
 def to_uint8(frames: Tensor) -> Tensor:
-    """Frames [B, 3, T, H, W] in about -1..1 -> uint8 [T, H, W, 3] of the first clip: the one place where rounding is.
+    """Frames [1, 3, f, H, W] in about -1..1 -> uint8 [f, H, W, 3] on the CPU: the one place where rounding is.
 
     As diffusers' image processor: x / 2 + 0.5 clamped to 0..1, times 255, rounded half to even, in float32.
     """
     wide = frames[0].float().mul(0.5).add_(0.5).clamp_(0.0, 1.0).mul_(255.0).round_()
-    return wide.to(torch.uint8).permute(1, 2, 3, 0).contiguous()
+    return wide.to(torch.uint8).permute(1, 2, 3, 0).contiguous().cpu()
 
 
-def decode_stream(vae: Vae, latents: Tensor, mode: str = "exact") -> Iterator[np.ndarray]:
-    """Normalised latents float32 [C, T, h, w] -> slabs uint8 [f, H, W, 3] in the order of time.
+def _unrounded(frames: Tensor) -> Tensor:
+    return frames[0].permute(1, 2, 3, 0).contiguous().cpu()
 
-    Raises ModelError("unsupported") for an unknown mode.
+
+def decode_stream(
+    vae: Vae, latents: Tensor, mode: str = "exact", mesh: Mesh | None = None
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """Normalised latents float32 [C, T, h, w] -> slabs uint8 [f, H, W, 3] in the order of time, on rank 0 of the mesh.
+
+    All ranks of the mesh call it with the same latents and iterate to the end; the others get no slab. Only the exact
+    mode with more than one strip is shared among them. Raises ModelError: "unsupported" (mode), "nonfinite".
     """
-    for frames in decode_frames(vae, latents, mode):
-        yield to_uint8(frames).numpy()
+    plan = vae.plan(mode, latents.shape[2], latents.shape[3])
+    if mesh is not None and isinstance(plan, Plan) and min(mesh.world.size, len(plan.strips)) > 1:
+        slabs = buffered(_slabs(vae, latents, plan, AxisGroup(mesh.world, plan.shares(mesh.world.size)), to_uint8))
+    elif mesh is None or mesh.is_first:
+        slabs = _slabs(vae, latents, plan, Serial(), to_uint8)
+    else:
+        return
+    for slab in slabs:
+        array = slab.numpy()
+        array.flags.writeable = False
+        yield array
 
 
-@torch.no_grad()
-def decode_frames(vae: Vae, latents: Tensor, mode: str, frames_per_call: int = 4) -> Iterator[Tensor]:
-    """As `decode_stream`, before rounding: [1, 3, f, H, W] in the model's dtype, not clamped."""
-    del mode
+def decode_frames(vae: Vae, latents: Tensor, mode: str = "exact", plan: Plan | None = None) -> Iterator[Tensor]:
+    """As `decode_stream` on one rank, before rounding: [1, 3, f, H, W] in the model's dtype, not clamped; for tests.
+
+    plan: an exact plan instead of the one of this size.
+    """
+    chosen = plan or vae.plan(mode, latents.shape[2], latents.shape[3])
+    for slab in _slabs(vae, latents, chosen, Serial(), _unrounded):
+        yield slab.permute(3, 0, 1, 2).unsqueeze(0)
+
+
+def _slabs(
+    vae: Vae, latents: Tensor, plan: Plan | TilePlan, group: StripGroup, finish: Callable[[Tensor], Tensor]
+) -> Iterator[Tensor]:
     raw = vae.raw_latents(latents)
-    front: list[Tensor] | None = None
-    rear: list[Tensor] | None = None
-    starts = [0, *range(1, raw.shape[2], frames_per_call)]
-    for start, end in zip(starts, [*starts[1:], raw.shape[2]], strict=True):
-        memory = Memory(front)
-        features = vae.decoder.front(raw[:, :, start:end], memory)
-        front, memory = memory.new, Memory(rear)
-        yield vae.decoder.rear(features, memory)
-        rear = memory.new
+    if isinstance(plan, TilePlan):
+        return tiled_slabs(vae.decoder, raw, plan, finish)
+    return exact_slabs(vae.decoder, raw, plan, group, finish, torch.uint8 if finish is to_uint8 else vae.dtype)

@@ -26,11 +26,15 @@ CONTEXT_FRAMES = 2  # what a convolution over three frames remembers
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which sides of a strip lie inside the frame; `dim` is the tensor dim that is cut: 3 rows, 4 columns."""
+    """Which sides of a strip lie inside the frame; `dim` is the tensor dim that is cut: 3 rows, 4 columns.
+
+    excess: lines at each inner side that no kept pixel needs any more, behind each up-sampling of the rear.
+    """
 
     dim: int = 3
     low: bool = False
     high: bool = False
+    excess: tuple[int, ...] = ()
 
     def trim(self, x: Tensor, lines: int = 1) -> Tensor:
         """Drop `lines` lines at each inner side of [B, C, T, H, W]."""
@@ -66,7 +70,7 @@ class Memory:
         self.new.append(torch.cat([torch.zeros_like(x), x], dim=2))
 
     def start_empty(self, x: Tensor) -> None:
-        """Remember two frames of zeros of the shape of x."""
+        """Remember two frames of zeros [B, C, 2, H, W] of the sizes of x [B, C, 1, H, W]."""
         self.new.append(torch.cat([torch.zeros_like(x)] * 2, dim=2))
 
 
@@ -159,8 +163,8 @@ class Upsample(nn.Module):
         """[B, C, T, H, W] -> [B, C', T or 2T, 2H, 2W], one line less at each inner side."""
         if self.time_conv is not None:
             x = self._double_frames(self.time_conv, x, memory)
-        x = x.repeat_interleave(2, dim=3).repeat_interleave(2, dim=4)
-        return cut.trim(self.conv.convolve(x))
+        weight, bias = quarter_kernels(self.conv.weight), self.conv.bias.repeat(4)
+        return cut.trim(interleave(conv3d(x, weight, bias, (1, 1))))
 
     @staticmethod
     def _double_frames(conv: Conv, x: Tensor, memory: Memory) -> Tensor:
@@ -169,8 +173,31 @@ class Upsample(nn.Module):
             memory.start_empty(x)
             return x
         B, C, T, H, W = x.shape
-        pairs = conv.convolve(x, memory.swap(x)).view(B, 2, C, T, H, W)
-        return pairs.permute(0, 2, 3, 1, 4, 5).reshape(B, C, 2 * T, H, W)
+        out = x.new_empty(B, 2 * T, H, W, C).permute(0, 4, 1, 2, 3)
+        for place, frames in enumerate(conv.convolve(x, memory.swap(x)).chunk(2, dim=1)):
+            out[:, :, place::2] = frames
+        return out
+
+
+def quarter_kernels(weight: Tensor) -> Tensor:
+    """[O, C, 1, 3, 3] -> [4 O, C, 1, 2, 2]: a 3x3 kernel on doubled rows and columns, as one 2x2 kernel for each of the
+    four places of a doubled pixel (rows before columns). Taps that meet the same pixel are added up: 4 products, not 9.
+    """
+    one, two, three = weight.unbind(3)
+    rows = (torch.stack([one, two + three], 3), torch.stack([one + two, three], 3))
+    pairs = [row.unbind(4) for row in rows]
+    kernels = [torch.stack(k, 4) for a, b, c in pairs for k in ((a, b + c), (a + b, c))]
+    return torch.cat(kernels).contiguous(memory_format=torch.channels_last_3d)
+
+
+def interleave(x: Tensor) -> Tensor:
+    """[B, 4 C, T, H + 1, W + 1] of `quarter_kernels` with a padding of 1 -> [B, C, T, 2 H, 2 W], channels innermost."""
+    B, C, T, H, W = x.shape[0], x.shape[1] // 4, x.shape[2], x.shape[3] - 1, x.shape[4] - 1
+    out = x.new_empty(B, T, 2 * H, 2 * W, C).permute(0, 4, 1, 2, 3)
+    for place, part in enumerate(x.chunk(4, dim=1)):
+        row, column = divmod(place, 2)
+        out[..., row::2, column::2] = part[..., row : row + H, column : column + W]
+    return out
 
 
 class Downsample(nn.Module):
@@ -292,8 +319,10 @@ class Decoder(nn.Module):
 
     def rear(self, x: Tensor, memory: Memory, cut: Cut = WHOLE) -> Tensor:
         """Features (a strip of them with `cut`) -> [B, 3, T', H', W'] frames in about -1..1, not clamped."""
-        for block in list(self.up_blocks)[1:]:
+        for index, block in enumerate(list(self.up_blocks)[1:]):
             x = block(x, memory, cut)
+            if index < len(cut.excess):
+                x = cut.trim(x, cut.excess[index])
         return unpatchify(cut.trim(self.conv_out(x, memory)), self.patch_size)
 
 
