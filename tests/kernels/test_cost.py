@@ -151,6 +151,7 @@ def test_the_table_has_a_line_for_every_shape():
     assert {line.split()[0] for line in lines[1:]} == {name for name, _, _ in cost.SHAPES}
 
 
+@pytest.mark.slow
 def test_the_scripts_of_the_kernels_end_with_their_json(capsys):
     """bench_kernels and prove_fp8 run without arguments; the keys of their last line are frozen here, and all is well."""
     expected = {
