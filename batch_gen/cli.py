@@ -101,10 +101,13 @@ def validate(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
 @run_flags()
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
-    """Show what `run` would do: clips, chunks, buckets and work; nothing is rendered or written.
+    """Show what `run` would do and take: memory, seconds, money, meshes; nothing is rendered or written.
+
+    Without MANIFEST: one clip of the preset. A published model name needs no weights. Exit 2 when it does not fit.
 
     \b
     Example: batch-gen plan manifests/demo.parquet --json
+    Example: batch-gen plan --model wan2.2-t2v-a14b --preset t2v-a14b-720p --profile trn2-720p
     """
     from batch_gen.commands.plan import plan as command
 
