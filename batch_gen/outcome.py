@@ -77,7 +77,7 @@ def make_record(
     """The record of a verified file."""
     request = attempt.request
     key = clip_key(request.clip_id, encoded.path.suffix)
-    metrics = measured(clock, info) | {"decode": facts.decode, "model": facts.model}
+    metrics = measured(clock, info) | {"decode": info.get("decode", facts.decode), "model": facts.model}
     if info.get("images"):
         metrics["images"] = info["images"]
     metrics |= {"flags": list(report.flags), "replica": attempt.replica, "chunk": attempt.chunk}

@@ -134,7 +134,7 @@ class PipelineEngine:
         """Decode latents to slabs; ranks other than 0 yield none."""
         for frames in self._pipeline.decode(_tensor(latents), request.num_frames):
             yield Slab(frames)
-        yield Done(None, {})
+        yield Done(None, {"decode": self._pipeline.decode_plan(latents)})
 
     def render(self, request: RenderRequest) -> Iterator[Event]:
         """The three in a row."""

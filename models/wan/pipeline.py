@@ -180,8 +180,11 @@ class WanPipeline:
         tensor = torch.as_tensor(latents)
         if tensor.shape[1] != (num_frames - 1) // self.spec.vae_stride[0] + 1:
             raise ModelError("input", f"{tensor.shape[1]} latent frames do not make {num_frames} frames")
-        if self.mesh.is_first:
-            yield from decode_stream(self.vae, tensor, self.options.decode)
+        yield from decode_stream(self.vae, tensor, self.options.decode, self.mesh)
+
+    def decode_plan(self, latents: Tensor | NDArray[np.float32]) -> dict[str, Any]:
+        """How latents [C, T, h, w] are decoded: mode, strips or tiles, halo, frames per call; JSON values."""
+        return self.vae.plan(self.options.decode, latents.shape[2], latents.shape[3]).describe()
 
     def describe(self) -> dict[str, Any]:
         """What identifies this pipeline and its numbers, as JSON values."""
