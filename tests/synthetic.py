@@ -23,7 +23,7 @@ from batch_gen.runfile import new_run, open_run
 from batch_gen.storage.base import Store, StoreOptions, open_store
 
 from models.pocket.draw import View, draw, sample_scene
-from models.pocket.grammar import captions
+from models.pocket.grammar import captions, parse
 from tests.clips import write_clip
 from tests.making import BASE
 
@@ -67,17 +67,17 @@ def make_requests(num_clips: int, seed: int = 0) -> list[RenderRequest]:
     return requests
 
 
-def draw_media(folder: Path) -> dict[tuple[str, int, int], Path]:
-    """One small video for every caption and size, by prompt, width and height."""
+def draw_media(folder: Path, requests: list[RenderRequest]) -> dict[tuple[str, int, int], Path]:
+    """One small video for every caption and size that the requests need, by prompt, width and height."""
+    wanted = {(request.prompt.split(",")[0], request.width, request.height) for request in requests}
     media = {}
-    for place, caption in enumerate(CAPTIONS):
-        scene = sample_scene(caption, np.random.default_rng(place))
-        for width, height in SIZES:
-            view = View(canvas=height, left=(height - width) // 2, width=width, height=height)
-            frames = (draw(scene, view) * 255).round().astype(np.uint8)
-            path = folder / f"{place}-{width}.mp4"
-            write_clip(path, frames, VideoSpec(width, height, Fraction(8), 17))
-            media[(caption.prompt, width, height)] = path
+    for place, (prompt, width, height) in enumerate(sorted(wanted)):
+        scene = sample_scene(parse(prompt), np.random.default_rng(place))
+        view = View(canvas=height, left=(height - width) // 2, width=width, height=height)
+        frames = (draw(scene, view) * 255).round().astype(np.uint8)
+        path = folder / f"{place}.mp4"
+        write_clip(path, frames, VideoSpec(width, height, Fraction(8), 17))
+        media[(prompt, width, height)] = path
     return media
 
 
@@ -89,12 +89,14 @@ class SyntheticRun:
         requests: All clips.
         failures: clip_id -> (kind, class, message) of those that were set aside.
         num_pending: Chunks at the end that nobody has begun.
+        worker_name: What all workers' names begin with.
         media: (prompt, width, height) -> a video file; without one, clips have rows and no files.
     """
 
-    def __init__(self, store: Store, requests: list[RenderRequest], *, failures: dict[str, tuple[str, str, str]] | None = None, num_workers: int = 4, num_pending: int = 0, media: dict[tuple[str, int, int], Path] | None = None) -> None:
+    def __init__(self, store: Store, requests: list[RenderRequest], *, failures: dict[str, tuple[str, str, str]] | None = None, num_workers: int = 4, num_pending: int = 0, media: dict[tuple[str, int, int], Path] | None = None, worker_name: str = "render") -> None:
         self.store, self.num_workers, self.media = store, num_workers, media or {}
         self.failures = failures or {}
+        self.worker_name = worker_name
         self.rng = random.Random(7)
         settings = {"checkpoint": "9f86d081884c7d65", "preset": "pocket", "dtype": "float32", "solver": "unipc", "decode": "exact", "codec": "h264", "crf": 16, "run_seed": 0}
         profile = {"profile": "cpu", "device": "cpu", "mesh": {"tp": 1, "cp": 1, "cfg": 1}, "replicas": 1}
@@ -111,7 +113,7 @@ class SyntheticRun:
         for chunk in self.chunks:
             worker = clocks.index(min(clocks))
             begun = clocks[worker]
-            name = f"render-{worker}-{worker * 7919 % 4096 + 4096:04x}"
+            name = f"{self.worker_name}-{worker}-{worker * 7919 % 4096 + 4096:04x}"
             good, bad, verdicts, wasted_s = [], [], {}, 0.0
             for request in self.plan.requests(chunk):
                 row, seconds = self._row(request, name, chunk.id, clocks[worker])
@@ -166,6 +168,6 @@ def synthetic_run(folder: Path, num_clips: int, *, with_files: bool = True, odd:
         requests[5] = replace(requests[5], clip_id=ODD_ID, row_id=ODD_ID)
     media = folder.parent / f"{folder.name}-media"
     media.mkdir(parents=True, exist_ok=True)
-    files = draw_media(media) if with_files else None
+    files = draw_media(media, requests) if with_files else None
     SyntheticRun(store, requests, failures=failures_of(requests), media=files, **options).write()
     return store

@@ -59,7 +59,8 @@ def make_posters(store: Store, target: Target, clips: Sequence[Clip], limit: int
 
 def _make(store: Store, target: Target, clip: Clip, name: str) -> bool:
     with contextlib.suppress(ClipFailed), local_file(store, clip.row["key"]) as path:
-        if path is not None and (body := poster_jpeg(path, _middle_s(clip))):
+        body = b"" if path is None else poster_jpeg(path, _middle_s(clip)) or poster_jpeg(path, 0.0)
+        if body:
             target.put(name, body)
             return True
     return False

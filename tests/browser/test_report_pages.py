@@ -78,7 +78,7 @@ def search(driver, words: str) -> None:
     field = driver.find_element(By.ID, "search")
     field.clear()
     field.send_keys(words)
-    until(driver, lambda: "q=" in driver.current_url or not words)
+    until(driver, lambda: any(f'"{words}"' in chip for chip in texts(driver, ".chip")))
 
 
 class Clicks:

@@ -301,6 +301,7 @@
     listen();
     refresh({ keepPage: true });
     document.body.classList.add("ready");
+    performance.mark("batch-gen-ready");
   }
   batchGen.whenLoaded(start);
 })();
