@@ -73,6 +73,7 @@ class Settings(BaseModel):
     solver: Literal["unipc", "euler"]
     quantization: Literal["none", "fp8_row"]
     modules_to_not_convert: tuple[str, ...]
+    lora: tuple[str, ...]
     decode: Literal["exact", "tiled", "reference"]
     codec: Literal["h264", "h265_10bit", "ffv1", "x264_lossless"]
     crf: int = Field(ge=0, le=51)

@@ -53,6 +53,9 @@ SEMANTIC: tuple[Flag, ...] = (
     Flag(
         "modules-to-not-convert", "str", (), "semantic", "A layer that keeps its dtype, e.g. blocks.0.*.", multiple=True
     ),
+    Flag(
+        "lora", "str", (), "semantic", "LoRA file PATH[@strength][:high|low], merged into the weights.", multiple=True
+    ),
     Flag("decode", ("exact", "tiled", "reference"), "exact", "semantic", "How the VAE decodes."),
     Flag("codec", ("h264", "h265_10bit", "ffv1", "x264_lossless"), "h264", "semantic", "Video codec."),
     Flag("crf", "int", 16, "semantic", "Quality of h264 and h265 (0 best .. 51)."),

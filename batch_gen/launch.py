@@ -33,6 +33,8 @@ _POLL_S = 0.25
 _LAST_WORDS_BYTES = 4000
 DEFAULT_STALL_S = 600.0
 COMPILE_S = 3600.0
+STALL_FACTOR = 20.0
+_DUMP_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class EngineSpec:
         cores: device cores of the ranks, by rank; empty on CPU.
         cpus: host cores that the ranks may use; empty for all.
         folder: scratch folder of this rank group (logs, rendezvous, last words).
-        stall_s: seconds of silence that mean a hang.
+        stall_s: seconds of silence that mean a hang, whatever was seen so far.
+        min_stall_s: no less is a hang, however quick the stage was so far; in between, `STALL_FACTOR` times its longest
+            silence is one.
         load_s: seconds that loading may take.
         first_s: seconds that the first answer of a stage to a bucket may take, for its graphs are compiled then.
         environment: variables set before exec, e.g. for a device runtime.
@@ -63,6 +67,7 @@ class EngineSpec:
     stall_s: float = DEFAULT_STALL_S
     load_s: float = 3600.0
     first_s: float = 0.0
+    min_stall_s: float = 60.0
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -84,7 +89,7 @@ class RemoteEngine:
         self._stage = "start"
         self._closed = False
         self._busy = False
-        self._compiled: set[tuple[str, str]] = set()
+        self._silences: dict[tuple[str, str], float] = {}
         self._folder = Path(spec.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         for stale in self._folder.glob("*"):
@@ -110,7 +115,7 @@ class RemoteEngine:
         start = options.start
         body = {"request": request.to_json(), "text": text, "stop": options.stop, "taps": list(options.taps)}
         body["start"] = start[0] if start else None
-        arrays = [start[1], *options.images] if start else list(options.images)
+        arrays: list[npt.NDArray[Any]] = [start[1], *options.images] if start else list(options.images)
         yield from self._call(("denoise", str(request.bucket)), body, arrays)
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
@@ -186,14 +191,24 @@ class RemoteEngine:
             is_full = isinstance(error.__cause__, TimeoutError)
             raise (self._hang(self.spec.stall_s) if is_full else self._lost()) from error
         self._busy = True
+        silences: list[float] = []
         while self._busy:
-            stall_s, first_s = self.spec.stall_s, self.spec.first_s
-            header, received = self._answer(stall_s if graph in self._compiled else max(stall_s, first_s))
-            self._compiled.add(graph)
+            asked_at = time.monotonic()
+            header, received = self._answer(self._patience_s(graph, first=not silences))
+            silences.append(time.monotonic() - asked_at)
             event = _event(header, received)
             if event is None:
                 raise self._error(header)
             yield event
+        compiled = graph in self._silences or not self.spec.first_s
+        self._silences[graph] = max(self._silences.get(graph, 0.0), *silences[0 if compiled else 1 :], 0.0)
+
+    def _patience_s(self, graph: tuple[str, str], *, first: bool) -> float:
+        """How long the next answer of a stage may take, by what it took before."""
+        spec = self.spec
+        if graph not in self._silences:
+            return max(spec.stall_s, spec.first_s) if first else spec.stall_s
+        return min(spec.stall_s, max(spec.min_stall_s, STALL_FACTOR * self._silences[graph]))
 
     def _answer(self, patience_s: float) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
         """The next message of the call in progress; notes when it is the last one."""
@@ -225,8 +240,21 @@ class RemoteEngine:
         # Rank 0's last message may still be in the socket: its death is seen when the socket closes.
 
     def _hang(self, patience_s: float) -> EngineLost:
+        """The group is silent: its ranks say where they stand, then they are ended."""
+        for process in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGUSR1)  # see `ranks.main`
+        time.sleep(_DUMP_S)
+        stands = [f"; rank {rank}: {tail}" for rank in range(len(self._ranks)) if (tail := self._stand(rank))]
         self.kill()
-        return EngineLost("hang", f"no sign of life from the ranks for {patience_s:.0f} s in stage {self._stage!r}")
+        said = f"no sign of life from the ranks for {patience_s:.0f} s in stage {self._stage!r}"
+        return EngineLost("hang", said + "".join(stands))
+
+    def _stand(self, rank: int) -> str:
+        """Where a rank's main thread stands, from the dump that it was asked for; empty when it gave none."""
+        text = (self._folder / f"rank-{rank}.log").read_text("utf-8", "replace")
+        _, found, stack = text.rpartition("Current thread")
+        return " < ".join(line.strip() for line in stack.splitlines()[1:4]) if found else ""
 
     def _lost(self) -> EngineLost:
         """The cause of a death: the first rank that left last words, else the first that ended."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_gen import checkpoint as checkpoints
+from batch_gen.adapters import find_adapters
 from batch_gen.blocklist import read_block_list
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
@@ -68,7 +69,8 @@ class Prepared:
 
     def fingerprint_settings(self) -> dict[str, Any]:
         """The settings that form the run's fingerprint."""
-        return {"checkpoint": self.checkpoint.digest, **self.settings.semantic()}
+        adapters = [found.identity for found in find_adapters(self.settings.lora, store_options(self.settings))]
+        return {"checkpoint": self.checkpoint.digest, **self.settings.semantic(), "lora": adapters}
 
 
 def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
@@ -156,6 +158,7 @@ def check_combinations(settings: Settings) -> None:
     read_block_list(settings.block_list)
     if settings.drain_at is not None:
         parse_moment(settings.drain_at)
+    find_adapters(settings.lora, store_options(settings))
     check_mesh(settings)
     if settings.mesh.num_ranks > 1 and settings.model.partition(":")[0] == "fake":
         raise UsageError("--model fake has no mesh; leave --mesh out")

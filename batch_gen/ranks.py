@@ -9,6 +9,7 @@ words in `rank-<r>.last.json`, which the supervisor reads.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import resource
@@ -82,6 +83,7 @@ class PipelineSpec:
     tp_sequence_parallel: bool = False
     quantization: str = "none"
     modules_to_not_convert: tuple[str, ...] = ()
+    adapters: tuple[dict[str, Any], ...] = ()
 
 
 class Control(Protocol):
@@ -156,6 +158,7 @@ def main(argument: str) -> int:
     """Run one rank until its supervisor says close or goes away."""
     spec = json.loads(argument)
     _die_with(spec["parent"])
+    faulthandler.register(signal.SIGUSR1)  # a supervisor that gives us up asks where we hang
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if spec["cpus"] and hasattr(os, "sched_setaffinity"):
@@ -192,19 +195,23 @@ def build_pipeline_engine(
         folder: where the ranks meet (a file), when there are several.
     """
     from models.device import use_kernels
-    from models.wan.pipeline import PipelineOptions, WanPipeline
+    from models.lora import Adapter
+    from models.registry import load_pipeline_class
+    from models.wan.pipeline import PipelineOptions
 
     use_kernels(spec.kernels, spec.device)
-    options = PipelineOptions(**{name: getattr(spec, name) for name in _OPTIONS})
+    adapters = tuple(Adapter(**adapter) for adapter in spec.adapters)
+    options = PipelineOptions(adapters=adapters, **{name: getattr(spec, name) for name in _OPTIONS})
+    pipeline = load_pipeline_class(Path(spec.model))
     if control_ranks == 1:
-        return PipelineEngine(WanPipeline.load(Path(spec.model), options)), Alone()
+        return PipelineEngine(pipeline.load(Path(spec.model), options)), Alone()
     from models.parallel.control import MeshControl
     from models.parallel.mesh import open_mesh
 
     mesh = open_mesh(
         spec.mesh, layout=spec.layout, rank=rank, rendezvous=Path(folder) / "rendezvous", device=spec.device
     )
-    return PipelineEngine(WanPipeline.load(Path(spec.model), options, mesh)), MeshControl(mesh)
+    return PipelineEngine(pipeline.load(Path(spec.model), options, mesh)), MeshControl(mesh)
 
 
 def _build(spec: dict[str, Any]) -> tuple[Engine, Control]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_gen import clock, metrics
+from batch_gen.adapters import find_adapters
 from batch_gen.blocklist import read_block_list
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.claims import ChunkEnd, ClaimOptions, ClaimSource
@@ -329,6 +330,7 @@ def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int
     names = ("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout")
     names += ("quantization", "modules_to_not_convert")
     options = {name: getattr(settings, name) for name in names}
+    options["adapters"] = [found.to_json() for found in find_adapters(settings.lora, store_options(settings))]
     options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
     return EngineSpec(
         "pipeline",

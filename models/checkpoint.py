@@ -98,6 +98,10 @@ class Checkpoint:
         rows, columns = (*index, slice(None), slice(None))[:2]
         return plain(tensor, self._scale(key), rows, columns, f"{self.folder}: {key}")
 
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Shape of the tensor under `key`, from the file's head."""
+        return tuple(self._handle(self.files[key]).get_slice(key).get_shape())
+
     def _scale(self, key: str) -> Tensor | None:
         if key not in self.scales:
             return None

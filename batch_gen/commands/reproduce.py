@@ -12,6 +12,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from batch_gen.adapters import find_adapters
 from batch_gen.checkpoint import Checkpoint, open_checkpoint
 from batch_gen.config import Settings, load_preset, resolve
 from batch_gen.encode import FramesHash
@@ -41,6 +42,7 @@ def reproduce(record: str, given: Mapping[str, Any], as_json: bool) -> int:
     check_integrity(original)
     checkpoint = checkpoint_of(original, given)
     settings = settings_of(original, checkpoint, given)
+    check_adapters(original, settings)
     root = open_store(record.rpartition("/clips/")[0] or ".", store_options(settings))
     reader = ImageReader(root, store_options(settings))
     rendered = render_hash(original.record, settings, checkpoint, reader)
@@ -120,12 +122,24 @@ def checkpoint_of(original: Original, given: Mapping[str, Any]) -> Checkpoint:
 def settings_of(original: Original, checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     """The run's settings, on this machine."""
     run = original.run
-    semantic = {key: value for key, value in run.settings.items() if key not in ("checkpoint", "preset")}
+    semantic = {key: value for key, value in run.settings.items() if key not in ("checkpoint", "preset", "lora")}
     kept = {key: run.profile[key] for key in ("mesh", "attention", "kernels", "compile", "threads", "device")}
+    kept["lora"] = run.profile.get("lora", ())  # the fingerprint knows digests; where the files were is told here
     kept["mesh"] = ",".join(f"{axis}={degree}" for axis, degree in run.profile["mesh"].items())
     layers = {**kept, **semantic, **given, "model": checkpoint.name, "out": "reproduce", "replicas": 1}
     preset = load_preset(str(run.settings["preset"]), checkpoint.preset)
     return resolve({key: value for key, value in layers.items() if value is not None}, preset, run.profile["profile"])
+
+
+def check_adapters(original: Original, settings: Settings) -> None:
+    """The adapters must be the run's.
+
+    Raises:
+        UsageError: A file holds something else now.
+    """
+    found = [adapter.identity for adapter in find_adapters(settings.lora, store_options(settings))]
+    if found != original.run.settings.get("lora", []):
+        raise UsageError(f"--lora: {found} are not the run's adapters {original.run.settings.get('lora', [])}")
 
 
 def render_hash(record: Record, settings: Settings, checkpoint: Checkpoint, reader: ImageReader) -> str:

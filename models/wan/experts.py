@@ -8,6 +8,7 @@ from typing import Any
 from models.checkpoint_files import read_json
 from models.device import Device
 from models.errors import ModelError
+from models.lora import Adapter
 from models.wan.model import TextKeys, WanTransformer
 from models.wan.spec import TransformerSpec, transformer_spec
 from models.wan.text import TextHandle, stack_texts
@@ -60,6 +61,14 @@ class Experts:
         keys: list[TextKeys] = model.text_keys(rows, repeats)
         self._texts[stage, slot] = (ids, keys)
         return keys
+
+
+def check_adapters(adapters: Sequence[Adapter], index: dict[str, Any]) -> None:
+    """Raise ModelError("unsupported") for an adapter that names an expert which the checkpoint does not have."""
+    known = ("", HIGH, LOW) if index.get("boundary_ratio") is not None else ("", HIGH)
+    for adapter in adapters:
+        if adapter.stage not in known:
+            raise ModelError("unsupported", f"LoRA {adapter.path}: there is no expert {adapter.stage!r} in this model")
 
 
 def load_experts(

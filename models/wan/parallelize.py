@@ -1,6 +1,7 @@
 """The DiT over a mesh: the sharding table and the few places where a rank's work meets the others'."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from kernels import backend
 from models.checkpoint_files import read_json
 from models.errors import ModelError
+from models.lora import Adapter
 from models.parallel.bounded import BoundedAttention, Repetition
 from models.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from models.parallel.context import SpreadAttention, TokenSplit, attention_kind
@@ -41,6 +43,17 @@ PLAN: Plan = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is done to a checkpoint's weights: adapters merged, then linear layers quantised."""
+
+    adapters: tuple[Adapter, ...] = ()
+    fp8: Quantization | None = None
+
+
+UNCHANGED = Changes()
+
+
 def check_mesh(spec: TransformerSpec, mesh: Mesh) -> None:
     """Raise ModelError("unsupported") unless the mesh divides this model."""
     try:
@@ -57,18 +70,18 @@ def load_expert(
     *,
     attention: str = "auto",
     sequence_parallel: bool = False,
-    fp8: Quantization | None = None,
+    changes: Changes = UNCHANGED,
 ) -> WanTransformer:
     """This rank's part of the expert in a `transformer` folder, on the device, ready to compute with the other ranks.
 
-    The settings are those of `parallelize`; with `fp8` the linear layers are quantised after that. Raises
+    The settings are those of `parallelize`; adapters are merged before it, FP8 comes after it. Raises
     ModelError("checkpoint" or "unsupported").
     """
     check_mesh(transformer_spec(read_json(folder / "config.json")), mesh)
-    model = load_transformer(folder, dtype, sharding(PLAN, mesh.tp)).to(device)
+    model = load_transformer(folder, dtype, sharding(PLAN, mesh.tp), changes.adapters).to(device)
     parallelize(model, mesh, attention=attention, sequence_parallel=sequence_parallel)
-    if fp8 is not None:
-        quantize(model, fp8)
+    if changes.fp8 is not None:
+        quantize(model, changes.fp8)
     return model
 
 

@@ -4,7 +4,7 @@ Source: diffusers' `WanPipeline` and `WanImageToVideoPipeline`; see docs/parity.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from models.checkpoint_files import folder_digest, read_json
 from models.device import Device, dtype_named, open_device
 from models.errors import ModelError
 from models.events import DoneEvent, Event, StepEvent, TapEvent
+from models.lora import Adapter
 from models.parallel import layout
 from models.parallel.collectives import broadcast, check_agreement, gather_blocks
 from models.parallel.loading import LoadMeter
@@ -26,8 +27,8 @@ from models.parallel.mesh import Mesh, single
 from models.quantize import quantization
 from models.vae.decode import decode_stream, load_vae
 from models.wan.condition import NOTHING, Condition, Still, check_conditioning, encode_channels, encode_first
-from models.wan.experts import LOW, Experts, load_experts
-from models.wan.parallelize import load_expert
+from models.wan.experts import LOW, Experts, check_adapters, load_experts
+from models.wan.parallelize import Changes, load_expert
 from models.wan.rope import rope_tables
 from models.wan.solver import Solver, initial_noise, make_solver, num_train_timesteps
 from models.wan.spec import WanSpec, conditionings
@@ -72,6 +73,7 @@ class PipelineOptions:
     tp_sequence_parallel: bool = False
     quantization: str = "none"
     modules_to_not_convert: tuple[str, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
 
 
 class WanPipeline:
@@ -94,8 +96,11 @@ class WanPipeline:
             mesh=mesh,
             attention=options.attention,
             sequence_parallel=options.tp_sequence_parallel,
-            fp8=quantization(options.quantization, options.modules_to_not_convert, device.name),
+            changes=Changes(
+                options.adapters, quantization(options.quantization, options.modules_to_not_convert, device.name)
+            ),
         )
+        check_adapters(options.adapters, index)
         self.experts = load_experts(folder, index, train, read, device, swap=options.experts == "swap")
         self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes, mesh)
         self.vae = load_vae(folder / "vae", torch.float32)
@@ -200,6 +205,7 @@ class WanPipeline:
             "dtype": self.options.dtype,
             "device": self.device.name,
             "quantization": self.options.quantization,
+            "adapters": [asdict(adapter) for adapter in self.options.adapters],
             "modules_to_not_convert": list(self.options.modules_to_not_convert),
             "solver": self.options.solver,
             "boundary_ratio": spec.boundary_ratio,

@@ -1,6 +1,7 @@
 """Which keys of a diffusers-layout transformer make which parameter of ours."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from models.checkpoint import Shard, Source, Transform, load_parameters, open_checkpoint
 from models.checkpoint_files import read_json
+from models.lora import Adapter, merged
 from models.wan.model import WanTransformer
 from models.wan.rope import to_half_layout
 from models.wan.spec import TransformerSpec, transformer_spec
@@ -67,20 +69,56 @@ def _block_sources(block: str, head_width: int) -> dict[str, Source]:
     }
 
 
+def stage_of(folder: Path) -> str:
+    """Which expert a folder of diffusers' layout holds."""
+    return "low" if folder.name == "transformer_2" else "high"
+
+
+def original_names(layer: str) -> Iterator[str]:
+    """The name that a layer of diffusers' layout has in the original repository, where it is another one."""
+    name = layer
+    for ours, theirs in _ORIGINAL:
+        name = re.sub(ours, theirs, name)
+    if name != layer:
+        yield name
+
+
+_ORIGINAL = (
+    (r"attn1\.", "self_attn."),
+    (r"attn2\.", "cross_attn."),
+    (r"_attn\.to_out\.0$", "_attn.o"),
+    (r"_attn\.to_([qkv])$", r"_attn.\1"),
+    (r"ffn\.net\.0\.proj$", "ffn.0"),
+    (r"ffn\.net\.2$", "ffn.2"),
+    (r"norm2$", "norm3"),
+    (r"^condition_embedder\.text_embedder\.linear_1$", "text_embedding.0"),
+    (r"^condition_embedder\.text_embedder\.linear_2$", "text_embedding.2"),
+    (r"^condition_embedder\.time_embedder\.linear_1$", "time_embedding.0"),
+    (r"^condition_embedder\.time_embedder\.linear_2$", "time_embedding.2"),
+    (r"^condition_embedder\.time_proj$", "time_projection.1"),
+    (r"^proj_out$", "head.head"),
+)
+
+
 def parameter_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """The dtype in which a parameter is kept when the model's is `dtype`."""
     return torch.float32 if any(part in name for part in FLOAT32_PARTS) else dtype
 
 
 def load_transformer(
-    folder: Path, dtype: torch.dtype, shard_of: Callable[[str], Shard | None] = lambda _name: None
+    folder: Path,
+    dtype: torch.dtype,
+    shard_of: Callable[[str], Shard | None] = lambda _name: None,
+    adapters: Sequence[Adapter] = (),
 ) -> WanTransformer:
     """The expert of a `transformer` or `transformer_2` folder on the CPU, or this rank's part of it.
 
+    Adapters are merged in float32 before weights are rounded to the model's dtype.
     Raises ModelError("checkpoint" or "unsupported").
     """
     spec = transformer_spec(read_json(folder / "config.json"))
     with torch.device("meta"):
         model = WanTransformer(spec)
-    load_parameters(model, open_checkpoint(folder), wan_sources(spec), partial(parameter_dtype, dtype=dtype), shard_of)
+    checkpoint = merged(open_checkpoint(folder), adapters, stage_of(folder), original_names)
+    load_parameters(model, checkpoint, wan_sources(spec), partial(parameter_dtype, dtype=dtype), shard_of)
     return model.eval()

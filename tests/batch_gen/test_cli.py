@@ -21,6 +21,7 @@ SEMANTIC_FLAGS = {
     "crf",
     "file-metadata",
     "long-prompt",
+    "lora",
     "resize",
     "run-seed",
 }
