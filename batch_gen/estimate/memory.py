@@ -11,6 +11,7 @@ from itertools import combinations
 from typing import Final, Literal
 
 from batch_gen.errors import MemoryTooSmall
+from batch_gen.estimate.decoding import COPIES, REMEMBERED, VAE_DTYPES, strip_bytes, strip_plan
 from batch_gen.estimate.machines import Kind, Machine
 from batch_gen.estimate.subject import Clips, Subject
 from batch_gen.estimate.work import decoder_parameters, encoder_parameters, num_tokens
@@ -19,14 +20,9 @@ from models.vae.spec import VaeSpec
 
 Stage = Literal["always", "denoise", "decode"]
 DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2}
-VAE_DTYPE_BYTES: Final = 4  # the pipelines load the autoencoder in float32
 SOLVER_STATES: Final = 5  # latents, noise, two earlier model outputs, the guided velocity
 GATHERED_COPIES: Final = 2  # the blocks as they arrive, and their concatenation
 RING_BLOCKS: Final = 3  # own, held, arriving
-DECODE_COPIES: Final = 3  # input, padded input, output of the widest convolution
-DECODE_FRAMES: Final = 4
-STRIP_ROWS: Final = 3  # latent rows of one strip, about
-HALO_ROWS: Final = (7, 10, 12)  # rows on each side at full, half and quarter size: a convolution needs one
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +125,8 @@ def footprint(
     subject: Subject, clips: Clips, placement: Placement, machine: Machine, adders: Sequence[Adder] = ADDERS
 ) -> Footprint:
     """Memory of the fullest rank (rank 0, which also decodes) for clips of one shape."""
-    parts = [*weights(subject, clips, placement), *_denoise(subject, clips, placement)]
-    parts += _decode(subject.vae, clips)
+    parts = [*weights(subject, clips, placement, machine.kind), *_denoise(subject, clips, placement)]
+    parts += _decode(subject.vae, clips, placement, machine.kind)
     for adder in adders:
         if adder.kind == machine.kind:
             times = subject.wan.num_experts if adder.per == "graph" else 1
@@ -152,9 +148,10 @@ def check_fits(name: str, found: Footprint, placement: Placement, *, ignore: boo
     )
 
 
-def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:
+def weights(subject: Subject, clips: Clips, placement: Placement, kind: Kind) -> list[Part]:
     """Weights of one rank: experts over tp, the text encoder over what divides it, the autoencoder whole."""
     wan, size = subject.wan, placement.dtype_bytes
+    vae_size = DTYPE_BYTES[VAE_DTYPES[kind]]
     dit, how = _transformer_bytes(subject, placement)
     text_ranks = text_degree(subject, placement.degrees)
     vae = vae_parameters(subject.vae, encoder=clips.bucket.conditioning != "text")
@@ -171,7 +168,7 @@ def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:
             "always",
             f"{wan.text_encoder.num_parameters:,} parameters x {size} B / {text_ranks} ranks",
         ),
-        Part("weights: VAE", vae * VAE_DTYPE_BYTES, "always", f"{vae:,.0f} parameters x {VAE_DTYPE_BYTES} B, whole"),
+        Part("weights: VAE", vae * vae_size, "always", f"{vae:,.0f} parameters x {vae_size} B, whole"),
     ]
 
 
@@ -245,25 +242,15 @@ def vae_parameters(spec: VaeSpec, *, encoder: bool) -> float:
     return decoder_parameters(spec) + (encoder_parameters(spec) if encoder else 0)
 
 
-def num_strips(spec: VaeSpec, height: int) -> int:
-    """Strips of the decoder's rear, about: it bounds how many ranks decode side by side."""
-    return max(1, height // spec.scale_spatial // STRIP_ROWS)
-
-
-def _decode(spec: VaeSpec, clips: Clips) -> list[Part]:
-    """One strip: the widest convolution at full size, and the frames that all its convolutions remember."""
-    bucket = clips.bucket
-    strips = num_strips(spec, bucket.height)
-    height, width = bucket.height / spec.patch_size, bucket.width / spec.patch_size
-    frames = []  # one frame of a strip with its halo at full, half and quarter size, where it is twice as wide each
-    for level, halo in enumerate(HALO_ROWS):
-        rows = min(height / strips + 2 * halo * 2**level, height) / 2**level
-        frames.append(spec.decoder_base_dim * 2**level * rows * width / 2**level * VAE_DTYPE_BYTES)
-    convolutions = 2 * (spec.num_res_blocks + 1) + 1
+def _decode(spec: VaeSpec, clips: Clips, placement: Placement, kind: Kind) -> list[Part]:
+    dtype = VAE_DTYPES[kind]
+    found = strip_bytes(spec, clips.bucket, placement.degrees.size, DTYPE_BYTES[dtype])
+    strips = len(strip_plan(spec, clips.bucket).strips)
     return [
+        Part("VAE strip", found["widest"], "decode", f"{dtype}: the widest convolution of one call, {COPIES} copies"),
         Part(
-            "VAE strip", DECODE_COPIES * DECODE_FRAMES * frames[0], "decode",
-            f"one of {strips} strips at full size, {DECODE_FRAMES} frames, {DECODE_COPIES} copies",
+            "VAE memory, strips", found["strips"], "decode",
+            f"{REMEMBERED} frames of each convolution's input, {found['held']:.0f} of {strips} strips a rank",
         ),
-        Part("VAE memory", 2 * convolutions * sum(frames), "decode", "2 frames of each convolution's input"),
+        Part("VAE memory, front", found["front"], "decode", "the same of the part that sees the whole frame"),
     ]  # fmt: skip

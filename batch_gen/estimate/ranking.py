@@ -165,12 +165,22 @@ def _divides(degrees: Degrees, num_heads: int, ffn_width: int) -> bool:
 
 
 def thinned(mix: Sequence[Clips], most: int = 32) -> tuple[Clips, ...]:
-    """At most so many shapes: the most frequent ones, the rest counted with the largest of them, never too low."""
+    """At most so many shapes: those that need the most memory, then the frequent ones.
+
+    The rest is counted with the one of them that takes the most work: never too cheap, no verdict on memory lost.
+    """
     if len(mix) <= most:
         return tuple(mix)
-    ordered = sorted(mix, key=lambda clips: -clips.count)
-    rest = ordered[most - 1 :]
-    largest = max(
-        rest, key=lambda clips: clips.bucket.width * clips.bucket.height * clips.bucket.num_frames * clips.steps
-    )
-    return (*ordered[: most - 1], replace(largest, count=sum(clips.count for clips in rest)))
+    fullest = max(mix, key=lambda clips: (clips.guided, _volume(clips)))
+    widest = max(mix, key=lambda clips: (clips.bucket.width * clips.bucket.height, clips.guided, _volume(clips)))
+    longest = max(mix, key=lambda clips: (_volume(clips), clips.guided))
+    kept = list(dict.fromkeys([fullest, widest, longest]))
+    others = sorted((clips for clips in mix if clips not in kept), key=lambda clips: -clips.count)
+    room = most - 1 - len(kept)
+    kept, rest = kept + others[:room], others[room:]
+    dearest = max(rest, key=lambda clips: _volume(clips) * clips.steps * clips.num_passes)
+    return (*kept, replace(dearest, count=sum(clips.count for clips in rest)))
+
+
+def _volume(clips: Clips) -> int:
+    return clips.bucket.width * clips.bucket.height * clips.bucket.num_frames

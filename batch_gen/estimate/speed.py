@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
+from batch_gen.estimate.decoding import VAE_DTYPES, speed_up
 from batch_gen.estimate.machines import CUDA, TRN2, Machine
-from batch_gen.estimate.memory import Placement, gathered_bytes, num_strips, text_degree
+from batch_gen.estimate.memory import Placement, gathered_bytes, text_degree
 from batch_gen.estimate.subject import Clips, Subject, published
 from batch_gen.estimate.work import (
     decode_work,
@@ -123,14 +124,15 @@ def ideal_denoise_s(subject: Subject, clips: Clips, placement: Placement, machin
 def clip_seconds(subject: Subject, clips: Clips, placement: Placement, machine: Machine, rates: Rates) -> Seconds:
     """Seconds of one clip on one replica."""
     peak = machine.flops(placement.dtype) * rates.efficiency
-    vae_peak = machine.float32_flops * rates.efficiency * _vae_ranks(subject, clips, placement)
+    vae_peak = machine.flops(VAE_DTYPES[machine.kind]) * rates.efficiency
+    faster = speed_up(subject.vae, clips.bucket, placement.degrees.size)
     image = clips.bucket.conditioning != "text"
     return Seconds(
         text=clips.num_passes * text_work(subject) / (peak * text_degree(subject, placement.degrees)),
-        encode=_encode_work(subject, clips) / (machine.float32_flops * rates.efficiency) if image else 0.0,
+        encode=_encode_work(subject, clips) / vae_peak if image else 0.0,
         denoise=ideal_denoise_s(subject, clips, placement, machine) / rates.efficiency,
         exposed=exposed_s(subject, clips, placement, machine, rates),
-        decode=decode_work(subject.vae, clips.bucket) / vae_peak,
+        decode=decode_work(subject.vae, clips.bucket) / (vae_peak * faster),
     )
 
 
@@ -169,7 +171,3 @@ def _encode_work(subject: Subject, clips: Clips) -> float:
     spec = subject.wan.transformer
     frames = clips.bucket.num_frames if spec.in_channels != spec.out_channels else 1
     return encode_work(subject.vae, replace(clips.bucket, num_frames=frames))
-
-
-def _vae_ranks(subject: Subject, clips: Clips, placement: Placement) -> int:
-    return min(placement.degrees.size, num_strips(subject.vae, clips.bucket.height))

@@ -67,9 +67,10 @@ def test_efficiency_meets_the_measurement():
 
 
 def test_holdouts_are_predicted():
-    """Denoising of the seven measurements that were held out is predicted within 30 %, and the table shows each miss."""
+    """Denoising of the seven measurements that were held out is predicted within 30 %, totals within 20 %, and the table shows each miss."""
     found = holdouts.misses()
     assert all(abs(miss.denoise_share) < 0.3 for miss in found)
+    assert all(abs(miss.total_share) < 0.2 for miss in found)
     assert len(holdouts.as_text().splitlines()) == 1 + len(found)
 
 
@@ -134,11 +135,13 @@ def test_money_follows_the_price(capsys):
 
 
 def test_many_shapes_are_thinned():
-    """A manifest of many shapes keeps every clip in the count, the rare ones at the largest of their shapes."""
+    """A manifest of many shapes keeps every clip in the count, and the shapes that need the most memory as they are."""
     mix = [Clips(Bucket(16 * k, 480, 81, "text"), 40, count=k) for k in range(1, 60)]
+    mix += [Clips(Bucket(1280, 720, 81, "text"), 1), Clips(Bucket(1920, 1088, 5, "text"), 1)]
     few = thinned(mix, 8)
     assert len(few) == 8
     assert sum(clips.count for clips in few) == sum(clips.count for clips in mix)
+    assert {mix[-1], mix[-2]} <= set(few)
 
 
 def test_a_large_manifest_is_planned_in_seconds_without_torch(tmp_path):
@@ -206,5 +209,5 @@ def test_run_checks_memory_on_a_neuron_profile(tmp_path, capsys):
     model = a14b_folder(tmp_path / "a14b")
     mesh = ["--mesh", "tp=4,cp=8,cfg=2", "--attention", "gather", "--out", str(tmp_path / "out")]
     assert invoke(["run", str(manifest), "--model", model, *A14B[2:], *mesh]) == 2
-    assert "a rank needs 24.48e9 bytes and has 24.00e9" in capsys.readouterr().err
+    assert "a rank needs 24.34e9 bytes and has 24.00e9" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
