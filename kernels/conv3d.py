@@ -148,8 +148,7 @@ def _act(x: Tensor, gamma: Tensor | None, silu: bool, into: Tensor | None = None
     gain = gamma.to(wide).view(1, -1, 1, 1, 1) * x.shape[1] ** 0.5
     work = x.to(wide)
     norm = torch.linalg.vector_norm(work, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
-    out = into if into is not None and into.dtype == wide else torch.empty_like(work)
-    torch.div(work, norm, out=out)
+    out = torch.div(work, norm, out=into) if into is not None and into.dtype == wide else work / norm
     out.mul_(gain)
     if silu:
         functional.silu(out, inplace=True)

@@ -23,7 +23,7 @@ from kernels.tiles_nki import (
 )
 
 MAX_TAPS = 27
-MAX_CHANNELS = 2048  # input channels whose weights for 128 output channels fit the budget below
+MAX_CHANNEL_BYTES = 2048  # of one input pixel: 1024 channels of 16 bits; three frames of windows and weights fit SBUF
 WEIGHT_BYTES = 96 * 1024  # of SBUF per partition for the weights of one group of output channels
 COLUMN_TILE = 128  # output columns per tile, so that four rows share their halo
 SQUARE_FLOOR = 1e-24  # the square of the smallest channel norm that divides
@@ -37,7 +37,8 @@ def conv3d(
     """Causal convolution with an optional channel norm and SiLU on its input; see `kernels.conv3d`.
 
     Dimensions:
-        B: batch. C: input channels, 1 to MAX_CHANNELS = 2048. T, H, W: frames, rows, columns. O: output channels.
+        B: batch. C: input channels, up to 1024 of 16 bits or 512 of float32. T, H, W: frames, rows, columns.
+        O: output channels.
 
     Args:
         x_BCTHW: [B, C, T, H, W] @ HBM, float32, bfloat16 or float16.
@@ -53,7 +54,7 @@ def conv3d(
         [B, O, T', H', W'] @ HBM, dtype of x.
 
     Limits:
-        MAX_CHANNELS = 2048; MAX_TAPS = 27; one dtype of FLOAT_DTYPES.
+        MAX_CHANNEL_BYTES = 2048 in one pixel; MAX_TAPS = 27; one dtype of FLOAT_DTYPES.
 
     Pseudocode:
         for block of rows, tile of columns:                    # each core a half of the output rows
@@ -87,7 +88,12 @@ def check_conv(x_BCTHW: Any, weight: Any) -> None:
     """The limits of the kernel."""
     C = x_BCTHW.shape[1]
     taps = weight.shape[2] * weight.shape[3] * weight.shape[4]
-    check_limit(C <= MAX_CHANNELS, f"input channels are at most MAX_CHANNELS = {MAX_CHANNELS}", C)
+    pixel_bytes = C * item_bytes(x_BCTHW.dtype)
+    check_limit(
+        pixel_bytes <= MAX_CHANNEL_BYTES,
+        f"bytes of a pixel are at most MAX_CHANNEL_BYTES = {MAX_CHANNEL_BYTES}",
+        pixel_bytes,
+    )
     check_limit(weight.shape[1] == C, "weight and input have the same channels", (weight.shape, C))
     check_limit(taps <= MAX_TAPS, f"taps are at most MAX_TAPS = {MAX_TAPS}", taps)
     check_limit(x_BCTHW.dtype in FLOAT_DTYPES, f"dtype is one of FLOAT_DTYPES = {FLOAT_DTYPES}", x_BCTHW.dtype)

@@ -48,7 +48,7 @@ REFUSED = {
     "k_valid": (lambda: attention(*[torch.ones(1, 4, 1, 8)] * 3, None, 5), "k_valid is 1 to 4"),
     "scale": (lambda: attention(*[torch.ones(1, 4, 1, 8)] * 3, -1.0), "scale is positive"),
     "adaln width": (lambda: adaln(torch.ones(1, 2, 6145), None, None, None, None), "MAX_WIDTH = 6144"),
-    "conv channels": (lambda: conv3d(torch.ones(1, 2049, 1, 1, 1), torch.ones(1, 2049, 1, 1, 1), None, (0, 0)), "MAX_CHANNELS = 2048"),
+    "conv channels": (lambda: conv3d(torch.ones(1, 513, 1, 1, 1), torch.ones(1, 513, 1, 1, 1), None, (0, 0)), "MAX_CHANNEL_BYTES = 2048; got 2052"),
     "conv taps": (lambda: conv3d(torch.ones(1, 1, 4, 4, 4), torch.ones(1, 1, 4, 3, 3), None, (0, 0)), "MAX_TAPS = 27"),
 }  # fmt: skip
 

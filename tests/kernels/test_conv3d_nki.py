@@ -86,3 +86,14 @@ def test_conv3d_at_the_size_of_480p():
     context, gamma = torch.randn(1, 96, 2, 64, 832, generator=make), torch.randn(96, generator=make)
     args = [t.bfloat16() for t in (x, w)] + [None, (1, 1), gamma.bfloat16(), True, (1, 1, 1), context.bfloat16()]
     check_conv(tuple(args))
+
+
+@pytest.mark.usefixtures("standin")
+@pytest.mark.parametrize(("dtype", "channels"), [(torch.bfloat16, 1024), (torch.float32, 512)])
+def test_the_most_channels_fit_sbuf(dtype, channels):
+    """As many channels as the limit allows, three frames, at the full width of a tile, fit the memory."""
+    assert channels * dtype.itemsize == twin.MAX_CHANNEL_BYTES
+    x, context = torch.randn(1, channels, 1, 8, 128).to(dtype), torch.randn(1, channels, 2, 8, 128).to(dtype)
+    w, gamma = torch.randn(130, channels, 3, 3, 3).to(dtype) / 100, torch.randn(channels).to(dtype)
+    out = launch(twin.conv3d, x, w, None, (1, 1), gamma, True, (1, 1, 1), context)
+    assert out.shape == (1, 130, 1, 8, 128)

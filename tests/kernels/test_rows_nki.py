@@ -169,3 +169,18 @@ def test_rows_at_the_shapes_of_480p():
     ours = launch(fp8_nki.fp8_matmul, rows, weight, scale)
     assert torch.equal(ours, fp8_matmul.fp8_matmul(rows, weight, scale))
     assert_close(ours, functional.linear(rows.double(), randn(5120, 1280).double()), 0.05)
+
+
+@pytest.mark.usefixtures("standin")
+def test_the_widest_rows_fit_sbuf():
+    """At the largest width that its limits allow, in float32 and with every option, each kernel fits the memory."""
+    D = adaln_nki.MAX_WIDTH
+    x, clip, token = randn(1, 260, D), randn(1, 1, D), randn(1, 260, D)
+    launch(adaln_nki.adaln, x, x, clip, clip, clip, randn(D), randn(D))
+    launch(adaln_nki.adaln_fp8, x, x, token, token, token, randn(D), randn(D))
+    heads, angle = randn(1, 260, 40, 128), randn(260, 64)
+    assert heads[0, 0].numel() == qk_nki.MAX_WIDTH
+    launch(qk_nki.qk_norm_rope, heads, heads, randn(5120), randn(5120), angle, angle)
+    weight, scale = fp8_matmul.quantize_weight(randn(8, fp8_nki.MAX_CONTRACTION))
+    out = launch(fp8_nki.fp8_matmul, randn(1024, fp8_nki.MAX_CONTRACTION), weight, scale, randn(8))
+    assert out.shape == (1024, 8)
