@@ -32,7 +32,8 @@ def models(as_json: bool) -> int:
             row["name"], size, str(row["num_frames"]), row["fps"], str(row["steps"]), guidance, f"{row['flow_shift']:g}"
         )
     console.print(table)
-    console.print("pipelines     " + ", ".join(body["pipelines"]))
+    for row in body["pipelines"]:
+        console.print(f"pipeline      {row['name']} ({row['class']}); cards: {', '.join(row['cards']) or 'none'}")
     console.print("architectures " + ", ".join(body["architectures"]))
     console.print("built-in      " + ", ".join(f"{name} ({text})" for name, text in body["built_in"].items()))
     console.print("profiles      " + ", ".join(body["profiles"]))
@@ -49,7 +50,10 @@ def _facts() -> dict[str, Any]:
     if (pocket_folder() / "model_index.json").exists():
         built_in = {"pocket": "trained, draws moving shapes", **built_in}
     return {
-        "pipelines": sorted(pipelines()),
+        "pipelines": [
+            {"name": name, "class": entry.path, "presets": list(entry.presets), "cards": list(entry.cards)}
+            for name, entry in sorted(pipelines().items())
+        ],
         "architectures": sorted(architectures()),
         "built_in": built_in,
         "presets": presets,

@@ -61,3 +61,15 @@ def one_weight_off(mesh, pipeline):
     if mesh.rank == mesh.degrees.size - 1:
         with torch.no_grad():
             experts(pipeline)[-1].proj_out.weight[0, 0] += 1.0
+
+
+def local_image_tokens(_mesh, pipeline):
+    """Tokens of the image that every rank takes to be its own first ones."""
+    for model in experts(pipeline):
+        whole = model._time_rows
+
+        def rows(tokens, num_frames, whole=whole):
+            own = whole(tokens, num_frames)
+            return (torch.arange(own.shape[1]) >= tokens.shape[1] // num_frames).view(1, -1).to(own.dtype)
+
+        model._time_rows = rows
