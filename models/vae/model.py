@@ -62,16 +62,25 @@ class Memory:
         old = self._old[len(self.new)]
         tail = x[:, :, -frames:]
         missing = frames - tail.shape[2]
-        self.new.append(torch.cat([old[:, :, -missing:], tail], dim=2) if missing else tail.clone())
+        self._keep(torch.cat([old[:, :, -missing:], tail], dim=2) if missing else tail)
         return old
 
     def start(self, x: Tensor) -> None:
         """Remember the first frame [B, C, 1, H, W] behind a frame of zeros."""
-        self.new.append(torch.cat([torch.zeros_like(x), x], dim=2))
+        self._keep(torch.cat([torch.zeros_like(x), x], dim=2))
+
+    def start_bare(self, x: Tensor) -> None:
+        """Remember the first frame [B, C, 1, H, W] alone."""
+        self._keep(x)
 
     def start_empty(self, x: Tensor) -> None:
         """Remember two frames of zeros [B, C, 2, H, W] of the sizes of x [B, C, 1, H, W]."""
-        self.new.append(torch.cat([torch.zeros_like(x)] * 2, dim=2))
+        self._keep(torch.cat([torch.zeros_like(x)] * 2, dim=2))
+
+    def _keep(self, frames: Tensor) -> None:
+        """A copy, as frames may be part of a large tensor; always in one layout, so that one graph takes all caches."""
+        layout = torch.channels_last_3d if frames.is_cpu else torch.contiguous_format
+        self.new.append(frames.clone(memory_format=layout))
 
 
 class Conv(nn.Module):
@@ -215,7 +224,7 @@ class Downsample(nn.Module):
         if self.time_conv is None:
             return x
         if memory.is_first:
-            memory.new.append(x)
+            memory.start_bare(x)
             return x
         return self.time_conv.convolve(x, memory.swap(x, frames=1), stride=(2, 1, 1))
 
@@ -258,7 +267,7 @@ class UpBlock(nn.Module):
         if self.upsampler is None:
             return x
         x = self.upsampler(x, memory, cut)
-        return x + self._shortcut(inputs, x, memory, cut) if self.residual else x
+        return x.add_(self._shortcut(inputs, x, memory, cut)) if self.residual else x
 
     def _shortcut(self, inputs: Tensor, x: Tensor, memory: Memory, cut: Cut) -> Tensor:
         factor_t = 1 if self.upsampler is None or self.upsampler.time_conv is None else 2
