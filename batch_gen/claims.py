@@ -182,6 +182,11 @@ class ClaimSource:
         self._finish_complete()
         return verdict
 
+    def count(self, name: str, amount: int) -> None:
+        """Note what was spent beside the clips: it joins the counts of the next chunk that this worker finishes."""
+        with self._roster.changed:
+            self._late[name] += amount
+
     def abandoned(self, clip_id: str) -> None:
         """The clip was given up without verdict; it will come again, here or elsewhere, and nothing counts."""
         with self._roster.changed:

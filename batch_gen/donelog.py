@@ -33,7 +33,8 @@ class DoneChunk(Strict):
 
     Attributes:
         clips: Every clip of the chunk.
-        counts: What the chunk cost beside its clips: starts, failures, deaths, duplicates, seconds.
+        counts: What the chunk cost beside its clips: starts, failures, deaths, duplicates, seconds; and milliseconds of
+            engines that failed or were being started since the worker's last chunk.
         finished: UTC; for people and for the estimate of what remains.
     """
 

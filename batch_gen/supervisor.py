@@ -205,6 +205,7 @@ class Supervisor:
         return True
 
     def _start(self, replica: Replica) -> bool:
+        began_s = time.monotonic()
         with self.meter.spending("cold_start"):
             try:
                 replica.engine = self.start_engine(replica.index)
@@ -212,7 +213,12 @@ class Supervisor:
                 self._count_loss(replica, error, f"start {time.monotonic()}")
             except Drained:
                 log.info("drained while the engine was loading")
+        self._count_waste("cold_start", began_s)
         return replica.engine is not None
+
+    def _count_waste(self, use: str, began_s: float) -> None:
+        """Tell the done log, from which reports take it, before a verdict may close the chunk."""
+        self.source.count(f"{use}_ms", round(1000 * (time.monotonic() - began_s)))
 
     def _render(self, replica: Replica, work: Assignment) -> None:
         assert replica.engine is not None
@@ -231,8 +237,10 @@ class Supervisor:
             replica.bucket = str(work.request.bucket)
             self._recycle(replica)
         except ClipFailed as error:
+            self._count_waste("failed", replica.began_s)
             self._failed(attempt, error)
         except EngineLost as error:
+            self._count_waste("failed", replica.began_s)
             self._lost(replica, attempt, error)
         finally:
             self.meter.spent(use, time.monotonic() - replica.began_s)

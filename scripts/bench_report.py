@@ -1,9 +1,9 @@
 """How long the report of 5,000 clips takes to build and to rebuild, what it weighs, and when its first page is painted.
 
 Run: python scripts/bench_report.py [--tiny] [--clips N]
-Needs Chromium (scripts/browser installs it). Times of the build are CPU seconds of this process and its ffmpeg children;
-paint times are the browser's own. The last line is one JSON object; `ok` says that the page shows every clip without a
-console message, `ratios` holds the figures over their targets.
+Needs Chromium (scripts/browser installs it). Times of the build are CPU seconds of this process and of its ffmpeg
+children; paint times are the browser's own. The last line is one JSON object; `ok` says that the page shows every clip
+without a console message, `ratios` holds the figures over their targets.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def paint(report: Path, num_clips: int) -> tuple[float, float, bool]:
             time.sleep(0.01)
         ready_s = driver.execute_script("return performance.getEntriesByName('batch-gen-ready')[0].startTime / 1000")
         text = driver.find_element("id", "count").text
-        return float(driver.execute_script(PAINT)), float(ready_s), f"{num_clips:,} clips" in text and not complaints(driver)
+        return (
+            float(driver.execute_script(PAINT)),
+            float(ready_s),
+            f"{num_clips:,} clips" in text and not complaints(driver),
+        )
 
 
 def main() -> int:
@@ -81,9 +85,18 @@ def main() -> int:
     print(f"{num_clips:,} clips, {NUM_POSTERS} new posters a build")
     print(f"build        {build_cpu:6.2f} CPU s {build_s:7.2f} s")
     print(f"rebuild      {rebuild_cpu:6.2f} CPU s {rebuild_s:7.2f} s   (with the next {NUM_POSTERS} posters)")
-    print(f"gallery      {gallery_bytes / 1e6:6.2f} MB, {packed_bytes / 1e6:.2f} MB as gzip; the whole report {whole_bytes / 1e6:.1f} MB")
+    print(
+        f"gallery      {gallery_bytes / 1e6:6.2f} MB, {packed_bytes / 1e6:.2f} MB as gzip; "
+        f"the whole report {whole_bytes / 1e6:.1f} MB"
+    )
     print(f"first paint  {first_paint_s:6.2f} s; cards drawn after {ready_s:.2f} s")
-    values = {"build_cpu": build_cpu, "rebuild_cpu": rebuild_cpu, "gallery_bytes": gallery_bytes, "first_paint_s": first_paint_s, "ready_s": ready_s}
+    values = {
+        "build_cpu": build_cpu,
+        "rebuild_cpu": rebuild_cpu,
+        "gallery_bytes": gallery_bytes,
+        "first_paint_s": first_paint_s,
+        "ready_s": ready_s,
+    }
     ratios = {name: round(values[name] / target, 3) for name, target in TARGETS.items()}
     print(json.dumps({"name": "report", "ok": bool(ok), "ratios": ratios}))
     return 0 if ok else 1

@@ -21,6 +21,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from batch_gen.report.build import ReportOptions, build_report
 from batch_gen.storage.base import open_store
+from batch_gen.storage.memory import MemoryStore
 from tests.browsing import browser, resize, set_dark
 from tests.synthetic import synthetic_run
 
@@ -28,7 +29,8 @@ IMAGES = ROOT / "docs" / "images"
 WIDE, NARROW = (1360, 850), (390, 844)
 READY = """
 const images = [...document.images].filter((i) => i.getBoundingClientRect().top < innerHeight);
-return (document.body.classList.contains("ready") || location.pathname.endsWith("run.html")) && images.every((i) => i.complete);
+const ready = document.body.classList.contains("ready") || location.pathname.endsWith("run.html");
+return ready && images.every((i) => i.complete);
 """
 
 
@@ -61,9 +63,10 @@ def pictures(first: str) -> list[Picture]:
 def report_folder(out: str | None) -> Iterator[Path]:
     """The report of the given run, or of one made up."""
     with tempfile.TemporaryDirectory() as folder:
-        store = open_store(out) if out else synthetic_run(Path(folder) / "campaign-out", 600, num_pending=1)
+        made_up = MemoryStore("campaign-out")
+        store = open_store(out) if out else synthetic_run(Path(folder) / "run", 600, store=made_up, num_pending=1)
         target = Path(folder) / "report"
-        build_report(store, ReportOptions(to=target, price_per_hour=0.4))
+        build_report(store, ReportOptions(to=target, with_clips=True, price_per_hour=0.4))
         yield target
 
 

@@ -31,14 +31,20 @@ def find_program(places: tuple[str, ...], name: str) -> str:
 
 
 @contextmanager
-def browser(width: int = 1280, height: int = 900, *, dark: bool = False, hover: bool = False, downloads: Path | None = None) -> Iterator[webdriver.Chrome]:
+def browser(
+    width: int = 1280, height: int = 900, *, dark: bool = False, hover: bool = False, downloads: Path | None = None
+) -> Iterator[webdriver.Chrome]:
     """A fresh browser with an empty profile; its console is kept for `complaints`."""
     chromium, driver_path = find_program(PLACES, "chromium"), find_program(DRIVERS, "chromedriver")
     with tempfile.TemporaryDirectory(prefix="batch-gen-browser-", ignore_cleanup_errors=True) as profile:
         options = Options()
         options.binary_location = chromium
         # a machine without a mouse has no hover; blink's setting says that there is one (2 is "hover", 4 a fine pointer)
-        mouse = ("--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",) if hover else ()
+        mouse = (
+            ("--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",)
+            if hover
+            else ()
+        )
         for flag in (*FLAGS, *mouse, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
@@ -62,7 +68,9 @@ def resize(driver: webdriver.Chrome, width: int, height: int) -> None:
 def set_dark(driver: webdriver.Chrome, dark: bool) -> None:
     """What the system prefers."""
     value = "dark" if dark else "light"
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": value}]})
+    driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": value}]}
+    )
 
 
 def complaints(driver: webdriver.Chrome) -> list[str]:

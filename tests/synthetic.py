@@ -21,14 +21,14 @@ from batch_gen.records import Verdict
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import new_run, open_run
 from batch_gen.storage.base import Store, StoreOptions, open_store
-
+from batch_gen.storage.folder import FolderStore
 from models.pocket.draw import View, draw, sample_scene
 from models.pocket.grammar import captions, parse
 from tests.clips import write_clip
 from tests.making import BASE
 
 START = datetime(2026, 3, 14, 20, 0, tzinfo=UTC)
-CAPTIONS = captions()[::13][:36]
+CAPTIONS = [captions()[number * 101 % 504] for number in range(36)]
 SIZES = ((128, 128), (176, 112))
 FAULTS = (
     ("oom", "clip", "the decoder needs 2.1 GiB and 1.3 GiB were free; use a smaller size or --decode tiled"),
@@ -57,7 +57,11 @@ def make_requests(num_clips: int, seed: int = 0) -> list[RenderRequest]:
         again = prompt_number // len(CAPTIONS)
         width, height = SIZES[prompt_number % 3 == 0]
         name = f"shot-{prompt_number:04d}-{'abcd'[take]}"
-        extra = {"tag": ("hero", "background", "insert")[prompt_number % 3], "scene": f"sc{prompt_number % 12:02d}", "client": ("north", "harbor")[prompt_number % 2]}
+        extra = {
+            "tag": ("hero", "background", "insert")[prompt_number % 3],
+            "scene": f"sc{prompt_number % 12:02d}",
+            "client": ("north", "harbor")[prompt_number % 2],
+        }
         fields = {
             "clip_id": name, "row_id": name, "prompt": caption_of(prompt_number).prompt + (f", take {again + 1}" if again else ""),
             "seed": rng.randrange(2**32), "width": width, "height": height, "num_frames": 17, "fps": Fraction(8), "steps": (16, 24)[prompt_number % 2],
@@ -93,14 +97,41 @@ class SyntheticRun:
         media: (prompt, width, height) -> a video file; without one, clips have rows and no files.
     """
 
-    def __init__(self, store: Store, requests: list[RenderRequest], *, failures: dict[str, tuple[str, str, str]] | None = None, num_workers: int = 4, num_pending: int = 0, media: dict[tuple[str, int, int], Path] | None = None, worker_name: str = "render") -> None:
+    def __init__(
+        self,
+        store: Store,
+        requests: list[RenderRequest],
+        *,
+        failures: dict[str, tuple[str, str, str]] | None = None,
+        num_workers: int = 4,
+        num_pending: int = 0,
+        media: dict[tuple[str, int, int], Path] | None = None,
+        worker_name: str = "render",
+    ) -> None:
         self.store, self.num_workers, self.media = store, num_workers, media or {}
         self.failures = failures or {}
         self.worker_name = worker_name
         self.rng = random.Random(7)
-        settings = {"checkpoint": "9f86d081884c7d65", "preset": "pocket", "dtype": "float32", "solver": "unipc", "decode": "exact", "codec": "h264", "crf": 16, "run_seed": 0}
+        settings = {
+            "checkpoint": "9f86d081884c7d65",
+            "preset": "pocket",
+            "dtype": "float32",
+            "solver": "unipc",
+            "decode": "exact",
+            "codec": "h264",
+            "crf": 16,
+            "run_seed": 0,
+        }
         profile = {"profile": "cpu", "device": "cpu", "mesh": {"tp": 1, "cp": 1, "cfg": 1}, "replicas": 1}
-        self.run = open_run(store, new_run(settings, profile=profile, versions={"batch-gen": "0.1.0", "torch": "2.13.0"}, created=START.isoformat().replace("+00:00", "Z")))
+        self.run = open_run(
+            store,
+            new_run(
+                settings,
+                profile=profile,
+                versions={"batch-gen": "0.1.0", "torch": "2.13.0"},
+                created=START.isoformat().replace("+00:00", "Z"),
+            ),
+        )
         rows = [PlanRow(request, "campaign.parquet", 0, number) for number, request in enumerate(requests)]
         self.plan = plan_run(store, lambda: iter(rows), PlanOptions(facts={"worker": "render-0"}))
         chunks = self.plan.chunks
@@ -121,26 +152,95 @@ class SyntheticRun:
                 failure = self.failures.get(request.clip_id)
                 (bad if failure else good).append(row)
                 wasted_s += seconds if failure else 0.0
-                status = {"status": "quarantined", "kind": failure[0], "retry_class": failure[1], "message": failure[2]} if failure else {"status": "committed"}
+                status = (
+                    {"status": "quarantined", "kind": failure[0], "retry_class": failure[1], "message": failure[2]}
+                    if failure
+                    else {"status": "committed"}
+                )
                 verdicts[request.clip_id] = Verdict(**status, attempts=3 if failure else 1)
             clocks[worker] += timedelta(seconds=self.rng.uniform(1, 12))
             metrics.write_parts(self.store, chunk.id, 1, good, bad)
-            counts = {"started": float(len(good) + 3 * len(bad)), "failed": 3.0 * len(bad), "own_clips": float(len(verdicts)), "seconds": (clocks[worker] - begun).total_seconds(), "failed_ms": round(wasted_s * 900), "cold_start_ms": 38000 if begun < START + timedelta(seconds=200) else 0}
-            log.add(DoneChunk(chunk=chunk.id, worker=name, clips=verdicts, counts=counts, finished=clocks[worker].isoformat().replace("+00:00", "Z")))
+            counts = {
+                "started": float(len(good) + 3 * len(bad)),
+                "failed": 3.0 * len(bad),
+                "own_clips": float(len(verdicts)),
+                "seconds": (clocks[worker] - begun).total_seconds(),
+                "failed_ms": round(wasted_s * 900),
+                "cold_start_ms": 38000 if begun < START + timedelta(seconds=200) else 0,
+            }
+            log.add(
+                DoneChunk(
+                    chunk=chunk.id,
+                    worker=name,
+                    clips=verdicts,
+                    counts=counts,
+                    finished=clocks[worker].isoformat().replace("+00:00", "Z"),
+                )
+            )
 
     def _row(self, request: RenderRequest, worker: str, chunk: str, now: datetime) -> tuple[dict[str, Any], float]:
         scale = request.cost / 1e9 * self.rng.uniform(0.95, 1.08) * (1.6 if self.rng.random() < 0.01 else 1.0) * 1200
         body = request.to_json()
-        names = ("clip_id", "row_id", "sample", "prompt", "seed", "width", "height", "num_frames", "fps", "steps", "guidance_high", "guidance_low", "flow_shift", "preset")
-        row = {name: body[name] for name in names} | {"extra": dict(request.extra), "request_digest": request.digest, "worker": worker, "chunk": chunk, "epoch": 1}
+        names = (
+            "clip_id",
+            "row_id",
+            "sample",
+            "prompt",
+            "seed",
+            "width",
+            "height",
+            "num_frames",
+            "fps",
+            "steps",
+            "guidance_high",
+            "guidance_low",
+            "flow_shift",
+            "preset",
+        )
+        row = {name: body[name] for name in names} | {
+            "extra": dict(request.extra),
+            "request_digest": request.digest,
+            "worker": worker,
+            "chunk": chunk,
+            "epoch": 1,
+        }
         stages = {f"{name}_s": round(share * scale * self.rng.uniform(0.9, 1.1), 4) for name, share in STAGES.items()}
         seconds = stages["text_s"] + stages["denoise_s"] + stages["decode_s"]
         if failure := self.failures.get(request.clip_id):
-            return row | {"status": "quarantined", "kind": failure[0], "class": failure[1], "message": f"clip {request.clip_id}: {failure[2]}", "attempt": 3, "failed_at": now + timedelta(seconds=seconds)}, seconds
+            return row | {
+                "status": "quarantined",
+                "kind": failure[0],
+                "class": failure[1],
+                "message": f"clip {request.clip_id}: {failure[2]}",
+                "attempt": 3,
+                "failed_at": now + timedelta(seconds=seconds),
+            }, seconds
         key = clip_key(request.clip_id, ".mp4")
-        row |= stages | {"status": "committed", "key": key, "url": f"{self.store.url}/{key}", "bytes": int(9e4 * self.rng.uniform(0.5, 1.8)), "sha256": request.digest, "frames_hash": request.digest, "duration_s": float(request.duration_s)}
-        row |= {"total_s": round(seconds + stages["encode_s"] * 0.3, 4), "step_p50_s": round(stages["denoise_s"] / request.steps, 4), "step_p95_s": round(stages["denoise_s"] / request.steps * 1.1, 4), "attempt": 1, "replica": 0, "tokens": len(request.prompt.split()) + 4}
-        row |= {"engine_peak_bytes": int(1.4e9), "flags": ["frozen"] if self.rng.random() < 0.02 else [], "fingerprint": self.run.fingerprint, "numerics_key": "5e1c0de5", "started_at": now, "finished_at": now + timedelta(seconds=seconds * 1.05)}
+        row |= stages | {
+            "status": "committed",
+            "key": key,
+            "url": f"{self.store.url}/{key}",
+            "bytes": int(9e4 * self.rng.uniform(0.5, 1.8)),
+            "sha256": request.digest,
+            "frames_hash": request.digest,
+            "duration_s": float(request.duration_s),
+        }
+        row |= {
+            "total_s": round(seconds + stages["encode_s"] * 0.3, 4),
+            "step_p50_s": round(stages["denoise_s"] / request.steps, 4),
+            "step_p95_s": round(stages["denoise_s"] / request.steps * 1.1, 4),
+            "attempt": 1,
+            "replica": 0,
+            "tokens": len(request.prompt.split()) + 4,
+        }
+        row |= {
+            "engine_peak_bytes": int(1.4e9),
+            "flags": ["frozen"] if self.rng.random() < 0.02 else [],
+            "fingerprint": self.run.fingerprint,
+            "numerics_key": "5e1c0de5",
+            "started_at": now,
+            "finished_at": now + timedelta(seconds=seconds * 1.05),
+        }
         source = self.media.get((request.prompt.split(",")[0], request.width, request.height))
         if source is not None:
             self._link(source, key)
@@ -149,6 +249,9 @@ class SyntheticRun:
 
     def _link(self, source: Path, key: str) -> None:
         """Commit a file by a hard link: thousands of clips in a second."""
+        if not isinstance(self.store, FolderStore):
+            self.store.put(key, source)
+            return
         path = self.store.path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.hardlink_to(source)
@@ -160,14 +263,16 @@ def failures_of(requests: list[RenderRequest], every: int = 47) -> dict[str, tup
     return {request.clip_id: FAULTS[(0, 0, 1, 0, 2, 0, 3)[place % 7]] for place, request in enumerate(failed)}
 
 
-def synthetic_run(folder: Path, num_clips: int, *, with_files: bool = True, odd: bool = False, **options: Any) -> Store:
-    """A run of so many clips below a folder; its videos are links to a few files beside it."""
-    store = open_store(str(folder), StoreOptions(durable=False))
+def synthetic_run(
+    folder: Path, num_clips: int, *, store: Store | None = None, odd: bool = False, **options: Any
+) -> Store:
+    """A run of so many clips below a folder, or in a store; its videos are links to a few files beside it."""
+    store = store or open_store(str(folder), StoreOptions(durable=False))
     requests = make_requests(num_clips)
     if odd:
         requests[5] = replace(requests[5], clip_id=ODD_ID, row_id=ODD_ID)
     media = folder.parent / f"{folder.name}-media"
     media.mkdir(parents=True, exist_ok=True)
-    files = draw_media(media, requests) if with_files else None
+    files = draw_media(media, requests)
     SyntheticRun(store, requests, failures=failures_of(requests), media=files, **options).write()
     return store

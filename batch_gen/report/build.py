@@ -81,8 +81,8 @@ def build_report(store: Store, options: ReportOptions) -> Built:
     files = {**pages.assets(), **pages.index_files(clips, posters), **pages.detail_files(clips)}
     named = target.put_all(files)
     shared = _shared(data, figures, named, _root_url(store, options))
-    made = {"index.html": {"num_posters": len(posters)}, "clip.html": {}, "run.html": {"plots": draw_all(figures)}}
-    target.close({name: pages.render(name, **shared, **own) for name, own in made.items()})
+    shared["plots"] = draw_all(figures)
+    target.close({name: pages.render(name, **shared) for name in pages.PAGES})
     page = f"{options.to or store.url + '/' + REPORT_PREFIX.rstrip('/')}/{START_PAGE}"
     return Built(page, len(clips), len(posters), len(target.used), sum(target.used.values()))
 

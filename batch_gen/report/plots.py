@@ -67,14 +67,18 @@ def _plots(figures: Figures) -> Iterator[Plot]:
         yield _plot("throughput", alt, 2.2, lambda axes, _: _throughput(axes, pace))
     if stages:
         said = ", ".join(f"{stage.name} {stage.share:.0%}" for stage in stages)
-        yield _plot("stages", f"Share of each stage: {said}.", 0.45 + 0.3 * len(stages), lambda a, n: _stages(a, stages, n))
+        yield _plot(
+            "stages", f"Share of each stage: {said}.", 0.45 + 0.3 * len(stages), lambda a, n: _stages(a, stages, n)
+        )
     if figures.engine_s > 0:
         said = ", ".join(f"{use.replace('_', ' ')} {figures.share_of(use):.0%}" for use in figures.uses)
         yield _plot("uses", f"What engines spent their time on: {said}.", 0.85, lambda axes, _: _uses(axes, figures))
     if failures:
         shown = failures[:MAX_BARS]
         said = ", ".join(f"{failure.kind} {len(failure.clips)}" for failure in shown)
-        yield _plot("failures", f"Quarantined clips by kind: {said}.", 0.45 + 0.3 * len(shown), lambda a, _: _failures(a, shown))
+        yield _plot(
+            "failures", f"Quarantined clips by kind: {said}.", 0.45 + 0.3 * len(shown), lambda a, _: _failures(a, shown)
+        )
     if lanes:
         some = lanes[:MAX_LANES]
         alt = f"Time line of {len(lanes)} engines: when each was busy with clips."
@@ -82,7 +86,9 @@ def _plots(figures: Figures) -> Iterator[Plot]:
 
 
 def _plot(name: str, alt: str, height_in: float, draw: Draw) -> Plot:
-    wide, narrow = (_svg(f"{name}-{width}", (width, height_in), draw, width == NARROW_IN) for width in (WIDE_IN, NARROW_IN))
+    wide, narrow = (
+        _svg(f"{name}-{width}", (width, height_in), draw, width == NARROW_IN) for width in (WIDE_IN, NARROW_IN)
+    )
     return Plot(name, alt, wide, narrow)
 
 
@@ -138,7 +144,9 @@ def _throughput(axes: Any, pace: Pace) -> None:
 
 def _stages(axes: Any, stages: Sequence[Stage], narrow: bool) -> None:
     notes = [
-        f"{100 * stage.share:.0f} %" if narrow else f"{100 * stage.share:.1f} %, median {stage.p50_s:.3g} s, 95 % below {stage.p95_s:.3g} s"
+        f"{100 * stage.share:.0f} %"
+        if narrow
+        else f"{100 * stage.share:.1f} %, median {stage.p50_s:.3g} s, 95 % below {stage.p95_s:.3g} s"
         for stage in stages
     ]
     _bars(axes, [stage.name for stage in stages], [stage.share for stage in stages], notes, GOOD)

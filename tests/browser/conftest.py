@@ -49,13 +49,35 @@ def real_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of 20 clips rendered by the built-in checkpoint: a sweep, samples, tags, and a prompt with markup."""
     folder = tmp_path_factory.mktemp("real")
     shape = {"width": 64, "height": 64, "num_frames": 5, "steps": 2, "guidance_high": 1.0, "guidance_low": 1.0}
-    rows = [{"row_id": f"sweep-{k}", "prompt": "a red circle moving right on a black background", **shape, "guidance_high": float(k)} for k in (1, 2, 3, 4)]
-    rows += [{"row_id": f"take-{k}", "prompt": f"a blue square growing on a gray background, {k}", "samples": 2, **shape} for k in range(7)]
+    rows = [
+        {
+            "row_id": f"sweep-{k}",
+            "prompt": "a red circle moving right on a black background",
+            **shape,
+            "guidance_high": float(k),
+        }
+        for k in (1, 2, 3, 4)
+    ]
+    rows += [
+        {"row_id": f"take-{k}", "prompt": f"a blue square growing on a gray background, {k}", "samples": 2, **shape}
+        for k in range(7)
+    ]
     rows += [{"row_id": "markup", "prompt": MARKUP, "samples": 2, **shape}]
     rows = [{"seed": 7, **row, "tag": ("hero", 'it\'s "quoted"')[place % 2]} for place, row in enumerate(rows)]
     write_manifest(folder / "m.parquet", rows, {"tag": EXTRA_TYPES["str"]})
     out = folder / "real-out"
-    command = [sys.executable, "-m", "batch_gen", "run", str(folder / "m.parquet"), "--out", str(out), "--quiet", "--model", default_model("")]
+    command = [
+        sys.executable,
+        "-m",
+        "batch_gen",
+        "run",
+        str(folder / "m.parquet"),
+        "--out",
+        str(out),
+        "--quiet",
+        "--model",
+        default_model(""),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     report(str(out), {}, as_json=False)
     return out / "report"
@@ -68,4 +90,3 @@ def big_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     synthetic_run(out, 5000, num_pending=1, odd=True)
     report(str(out), {"price_per_hour": 0.4, "max_posters": 40}, as_json=False)
     return out / "report"
-

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from batch_gen.report.source import read_run
 from batch_gen.report.target import Target
 from batch_gen.storage.folder import FolderStore
 from batch_gen.storage.memory import MemoryStore
-from tests.clips import write_clip, moving_frames
+from tests.clips import moving_frames, write_clip
 from tests.synthetic import ODD_ID, SyntheticRun, failures_of, make_requests, synthetic_run
 
 MARKUP = "</script><script>alert('x')</script> & \u2028 \"q\" fox"
@@ -159,7 +162,12 @@ def test_a_committed_clip_is_not_failed():
     store = written(12)
     data = read_run(store)
     failed = next(row for row in data.errors)
-    again = {**next(row for row in data.metrics), **{name: failed[name] for name in ("clip_id", "row_id", "prompt")}, "epoch": 2, "attempt": 4}
+    again = {
+        **next(row for row in data.metrics),
+        **{name: failed[name] for name in ("clip_id", "row_id", "prompt")},
+        "epoch": 2,
+        "attempt": 4,
+    }
     store.put("metrics/0-00000-e2.parquet", tables.metrics_part([again]))
     clip = next(clip for clip in collect(read_run(store)) if clip.clip_id == failed["clip_id"])
     assert clip.is_committed
@@ -182,6 +190,35 @@ def test_engine_time_adds_up():
     assert sum(len(failure.clips) for failure in figures.failures) == figures.num_quarantined
 
 
+def test_workers_count_their_waste(tmp_path):
+    """Seconds of engine starts and of failed attempts of a real worker arrive in the report."""
+    (tmp_path / "o.json").write_text(json.dumps({"load_s": 0.2, "step_s": 0.05, "faults": {"clip-1": "nan"}}))
+    row = {"prompt": "a red circle", "width": 64, "height": 48, "num_frames": 5, "steps": 2}
+    tables.write_manifest(tmp_path / "m.parquet", [{"row_id": f"clip-{number}", **row} for number in range(3)])
+    command = [
+        sys.executable,
+        "-m",
+        "batch_gen",
+        "run",
+        "m.parquet",
+        "--out",
+        "out",
+        "--model",
+        "fake:o.json",
+        "--quiet",
+    ]
+    root = str(Path(__file__).parents[3])
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root}, capture_output=True, check=False
+    )
+    assert done.returncode == 3
+    data = read_run(FolderStore(tmp_path / "out"))
+    figures = figure_out(data, collect(data))
+    assert figures.uses["cold_start"] >= 0.2
+    assert figures.uses["failed"] >= 0.05
+    assert [failure.kind for failure in figures.failures] == ["nonfinite"]
+
+
 def test_merged_spans_cover_the_same_time():
     """Joining spans across gaps that nobody sees loses none and leaves larger gaps open."""
     assert merged([(0.0, 1.0), (1.2, 2.0), (5.0, 6.0)], 0.5) == [(0.0, 2.0), (5.0, 6.0)]
@@ -193,8 +230,10 @@ def test_columns_survive_packing():
     columns = {"status": ["a"] * 4, "tag": ["x", "y", "x", "y"], "seed": [1, 2, 3, 4], "note": [None, "p", "q", "r"]}
     for name, cells in packed(columns).items():
         if isinstance(cells, dict):
-            cells = [cells["all"]] * 4 if "all" in cells else [cells["values"][place] for place in cells["places"]]
-        assert cells == columns[name]
+            free = [cells["all"]] * 4 if "all" in cells else [cells["values"][place] for place in cells["places"]]
+        else:
+            free = cells
+        assert free == columns[name]
 
 
 def test_posters_are_made_once_and_so_many_a_build(tmp_path):
@@ -250,7 +289,9 @@ def test_clips_url_is_allowed_to_play():
     assert "media-src 'self' clips.example;" in html
 
 
-@pytest.mark.parametrize("options", [{"with_clips": True}, {"with_clips": True, "to": Path("x"), "clips_url": "https://c.example"}])
+@pytest.mark.parametrize(
+    "options", [{"with_clips": True}, {"with_clips": True, "to": Path("x"), "clips_url": "https://c.example"}]
+)
 def test_options_that_exclude_each_other(options):
     """Copying clips without a folder, or beside another address for them, is a usage error before anything is read."""
     with pytest.raises(UsageError):
@@ -277,7 +318,12 @@ def test_strange_figures_and_extras_pass():
     store = written(4)
     row = next(iter(read_run(store).metrics))
     odd = {name: row[name] for name in ("row_id", "status", "key", "width", "height", "num_frames", "fps", "steps")}
-    store.put("metrics/9-00000-e1.parquet", tables.metrics_part([{**odd, "clip_id": "odd", "total_s": float("nan"), "extra": {"deep": [1, {"a": None}], "big": 2**70}}]))
+    store.put(
+        "metrics/9-00000-e1.parquet",
+        tables.metrics_part(
+            [{**odd, "clip_id": "odd", "total_s": float("nan"), "extra": {"deep": [1, {"a": None}], "big": 2**70}}]
+        ),
+    )
     assert build_report(store, ReportOptions()).num_clips == 5
 
 
