@@ -199,9 +199,10 @@ class RemoteEngine:
             event = _event(header, received)
             if event is None:
                 raise self._error(header)
+            if not self._busy:
+                compiled = graph in self._silences or not self.spec.first_s
+                self._silences[graph] = max(self._silences.get(graph, 0.0), *silences[0 if compiled else 1 :], 0.0)
             yield event
-        compiled = graph in self._silences or not self.spec.first_s
-        self._silences[graph] = max(self._silences.get(graph, 0.0), *silences[0 if compiled else 1 :], 0.0)
 
     def _patience_s(self, graph: tuple[str, str], *, first: bool) -> float:
         """How long the next answer of a stage may take, by what it took before."""

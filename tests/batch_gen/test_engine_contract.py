@@ -27,7 +27,7 @@ def make_request(clip_id="fox", **changes):
 
 def remote(tmp_path, **options):
     """A fake engine in a process of its own."""
-    times = {name: options.pop(name) for name in ("stall_s", "first_s") if name in options}
+    times = {name: options.pop(name) for name in ("stall_s", "first_s", "min_stall_s") if name in options}
     return RemoteEngine(EngineSpec("fake", options, str(tmp_path / "ranks"), **({"stall_s": 60.0} | times)))
 
 
@@ -160,6 +160,17 @@ def test_a_killed_rank_is_named(tmp_path):
 def test_a_silent_rank_is_a_hang(tmp_path):
     """A rank that gives no sign of life for the stall time, from the first step on, is killed; the kind is hang."""
     engine = remote(tmp_path, faults={"*": "hang"}, stall_s=1.0)
+    with pytest.raises(EngineLost, match=r"rank 0: .*fake_engine\.py.* in _strike") as lost:
+        list(engine.render(make_request()))
+    assert lost.value.kind == "hang"
+    assert_gone(engine.pids)
+
+
+def test_a_rank_that_is_silent_for_much_longer_than_before_is_a_hang(tmp_path):
+    """Once the pace of a stage is known, many times its longest silence is a hang, long before the stall time."""
+    engine = remote(tmp_path, step_s=0.05, stall_s=3000.0, min_stall_s=2.0)
+    list(engine.render(make_request()))
+    os.kill(engine.pids[0], signal.SIGSTOP)
     with pytest.raises(EngineLost) as lost:
         list(engine.render(make_request()))
     assert lost.value.kind == "hang"
