@@ -199,7 +199,7 @@ class RemoteEngine:
             event = _event(header, received)
             if event is None:
                 raise self._error(header)
-            if not self._busy:
+            if isinstance(event, Done):
                 compiled = graph in self._silences or not self.spec.first_s
                 self._silences[graph] = max(self._silences.get(graph, 0.0), *silences[0 if compiled else 1 :], 0.0)
             yield event
