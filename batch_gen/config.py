@@ -74,6 +74,9 @@ class Settings(BaseModel):
     quantization: Literal["none", "fp8_row"]
     modules_to_not_convert: tuple[str, ...]
     lora: tuple[str, ...]
+    step_cache: float | None = Field(None, gt=0.0)
+    step_cache_warm_up: int = Field(ge=1)
+    step_cache_max_run: int = Field(ge=1)
     decode: Literal["exact", "tiled", "reference"]
     codec: Literal["h264", "h265_10bit", "ffv1", "x264_lossless"]
     crf: int = Field(ge=0, le=51)

@@ -56,6 +56,9 @@ SEMANTIC: tuple[Flag, ...] = (
     Flag(
         "lora", "str", (), "semantic", "LoRA file PATH[@strength][:high|low], merged into the weights.", multiple=True
     ),
+    Flag("step-cache", "float", None, "semantic", "Skip steps that change less than this, e.g. 0.24; default: off."),
+    Flag("step-cache-warm-up", "int", 4, "semantic", "Steps of each expert that are never skipped."),
+    Flag("step-cache-max-run", "int", 3, "semantic", "Skipped steps in a row at most."),
     Flag("decode", ("exact", "tiled", "reference"), "exact", "semantic", "How the VAE decodes."),
     Flag("codec", ("h264", "h265_10bit", "ffv1", "x264_lossless"), "h264", "semantic", "Video codec."),
     Flag("crf", "int", 16, "semantic", "Quality of h264 and h265 (0 best .. 51)."),

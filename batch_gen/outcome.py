@@ -78,8 +78,7 @@ def make_record(
     request = attempt.request
     key = clip_key(request.clip_id, encoded.path.suffix)
     metrics = measured(clock, info) | {"decode": info.get("decode", facts.decode), "model": facts.model}
-    if info.get("images"):
-        metrics["images"] = info["images"]
+    metrics |= {name: info[name] for name in ("images", "skipped_steps") if info.get(name)}
     metrics |= {"flags": list(report.flags), "replica": attempt.replica, "chunk": attempt.chunk}
     metrics |= {name: round(getattr(report, name), 3) for name in ("luma_mean", "luma_jump", "motion_mean")}
     return Record(

@@ -89,6 +89,7 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
     options = manifest_options(settings, preset, checkpoint)
     manifest = read_manifest(manifest_sources(sources, settings), preset.sampling, checkpoint.limits, options)
     settings = place(settings, checkpoint, manifest.survey.work, layers)
+    check_step_cache(settings, manifest)
     images = check_images(manifest, ImageReader(None, store_options(settings)), settings.resize)
     return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset), images)
 
@@ -162,6 +163,25 @@ def check_combinations(settings: Settings) -> None:
     check_mesh(settings)
     if settings.mesh.num_ranks > 1 and settings.model.partition(":")[0] == "fake":
         raise UsageError("--model fake has no mesh; leave --mesh out")
+
+
+def check_step_cache(settings: Settings, manifest: Manifest) -> None:
+    """Step caching must be able to do something for every clip.
+
+    Raises:
+        ConfigError: With the first row that is too short for it, or a setting that it cannot work with.
+    """
+    if settings.step_cache is None:
+        return
+    if settings.compile == "model":
+        raise ConfigError("--step-cache decides between blocks; it cannot work with --compile model: use block or off")
+    for location, request in manifest.iter_located_requests():
+        if request.steps <= settings.step_cache_warm_up:
+            where = f"{manifest.files[location.file_index].source.name}, row {location.row}"
+            raise ConfigError(
+                f"--step-cache: {where} has {request.steps} steps, all of them within --step-cache-warm-up "
+                f"{settings.step_cache_warm_up}; leave the cache out or lower the warm-up"
+            )
 
 
 def check_mesh(settings: Settings) -> None:

@@ -84,6 +84,7 @@ class PipelineSpec:
     quantization: str = "none"
     modules_to_not_convert: tuple[str, ...] = ()
     adapters: tuple[dict[str, Any], ...] = ()
+    step_cache: dict[str, Any] | None = None
 
 
 class Control(Protocol):
@@ -130,7 +131,7 @@ class PipelineEngine:
             elif isinstance(event, TapEvent):
                 yield Tap(event.name, event.value.numpy())
             elif isinstance(event, DoneEvent):
-                yield Done(event.latents.numpy(), {})
+                yield Done(event.latents.numpy(), {} if event.skipped is None else {"skipped_steps": event.skipped})
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
         """Decode latents to slabs; ranks other than 0 yield none."""
@@ -198,10 +199,12 @@ def build_pipeline_engine(
     from models.lora import Adapter
     from models.registry import load_pipeline_class
     from models.wan.pipeline import PipelineOptions
+    from models.wan.step_cache import CacheSettings
 
     use_kernels(spec.kernels, spec.device)
     adapters = tuple(Adapter(**adapter) for adapter in spec.adapters)
-    options = PipelineOptions(adapters=adapters, **{name: getattr(spec, name) for name in _OPTIONS})
+    cache = None if spec.step_cache is None else CacheSettings(**spec.step_cache)
+    options = PipelineOptions(adapters=adapters, step_cache=cache, **{name: getattr(spec, name) for name in _OPTIONS})
     pipeline = load_pipeline_class(Path(spec.model))
     if control_ranks == 1:
         return PipelineEngine(pipeline.load(Path(spec.model), options)), Alone()

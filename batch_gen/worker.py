@@ -52,6 +52,10 @@ from models.parallel.layout import Degrees, plan_replicas
 log = logging.getLogger(__name__)
 FRAMES_BUDGET_BYTES = 1 << 30
 ENCODER_THREADS = 2
+_RANK_SETTINGS = (
+    *("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout"),
+    *("quantization", "modules_to_not_convert"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,9 +331,8 @@ def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int
         _, _, path = checkpoint.name.partition(":")
         fake = asdict(FakeOptions.from_file(Path(path)) if path else FakeOptions())
         return EngineSpec("fake", fake, str(folder), stall_s=stall_s)
-    names = ("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout")
-    names += ("quantization", "modules_to_not_convert")
-    options = {name: getattr(settings, name) for name in names}
+    options = {name: getattr(settings, name) for name in _RANK_SETTINGS}
+    options["step_cache"] = step_cache_of(settings)
     options["adapters"] = [found.to_json() for found in find_adapters(settings.lora, store_options(settings))]
     options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
     return EngineSpec(
@@ -343,6 +346,14 @@ def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int
         stall_s=stall_s,
         first_s=COMPILE_S if settings.device == "neuron" or settings.compile != "off" else 0.0,
     )
+
+
+def step_cache_of(settings: Settings) -> dict[str, float] | None:
+    """The step cache's settings for the ranks, None when it is off."""
+    if settings.step_cache is None:
+        return None
+    run, warm_up = settings.step_cache_max_run, settings.step_cache_warm_up
+    return {"threshold": settings.step_cache, "warm_up": warm_up, "max_run": run}
 
 
 def device_cores(settings: Settings, index: int) -> tuple[int, ...]:

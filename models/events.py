@@ -24,9 +24,13 @@ class TapEvent:
 
 @dataclass(frozen=True, slots=True)
 class DoneEvent:
-    """The last event of a denoising: latents [C, T, h, w] float32 on the CPU."""
+    """The last event of a denoising: latents [C, T, h, w] float32 on the CPU.
+
+    skipped: steps that the step cache skipped, by expert and text (`high.0`), as this rank saw them; None: it is off.
+    """
 
     latents: Tensor
+    skipped: dict[str, int] | None = None
 
 
 Event = StepEvent | TapEvent | DoneEvent

@@ -90,12 +90,34 @@ class Modulation:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """What the blocks of one evaluation share.
+
+    embedded: the timestep's, for the last norm. rope: of the tokens that attention sees here. num_tokens: of the whole
+    clip. size: (T, h, w) of the latents.
+    """
+
+    modulation: Modulation
+    embedded: Modulation
+    rope: Rope
+    num_tokens: int
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """The residual stream [B, L, W] before a sum: base + gate * branch; a gate of None is 1, a branch of None is 0."""
 
     base: Tensor
     branch: Tensor | None = None
     gate: Tensor | None = None
+
+    def total(self) -> Tensor:
+        """The sum [B, L, W], done in float32 and rounded to the stream's dtype as the next norm would do it."""
+        if self.branch is None:
+            return self.base
+        branch = self.branch.float() if self.gate is None else self.gate * self.branch.float()
+        return (self.base.float() + branch).to(self.branch.dtype)
 
     def norm(
         self, scale: Tensor | None, shift: Tensor | None, affine: "Affine | None", eps: float
@@ -279,19 +301,31 @@ class WanTransformer(nn.Module):
         latent frame have one of their own: theirs, then that of all others; text: of a batch B; rope: the clip's
         tables, each [L, D / 2] float32. Returns [B, out_channels, T, h, w] float32.
         """
+        frame, stream = self.begin(latents, timestep, rope)
+        return self.end(frame, self.through(frame, stream, text, slice(None)))
+
+    def begin(self, latents: Tensor, timestep: Tensor, rope: Rope) -> tuple[Frame, Stream]:
+        """The stream [1, N, W] before the first block, and what all blocks need; arguments as in `forward`."""
         tokens = self.patch_embedding(patchify(latents.to(self.dtype), self.spec.patch_size))
-        num_tokens = tokens.shape[1]
         embedded, values = self._embed_time(timestep)
         rows = self._time_rows(tokens, latents.shape[2]) if timestep.shape[0] > 1 else None
-        modulation = Modulation(values, rows)
-        rope = self.tokens.scatter_rope(rope)
-        stream = Stream(self.tokens.scatter(tokens))
-        for block, keys in zip(self.blocks, text, strict=True):
-            stream = block(stream, modulation, rope, num_tokens, keys)
-        shift, scale = Modulation(embedded.unsqueeze(1), rows).split(self.scale_shift_table)
+        ends = Modulation(embedded.unsqueeze(1), rows)
+        local = self.tokens.scatter_rope(rope)
+        frame = Frame(Modulation(values, rows), ends, local, tokens.shape[1], tuple(latents.shape[2:]))
+        return frame, Stream(self.tokens.scatter(tokens))
+
+    def through(self, frame: Frame, stream: Stream, text: list[TextKeys], which: slice) -> Stream:
+        """The stream behind some of the blocks, each layer with its keys of the text."""
+        for block, keys in list(zip(self.blocks, text, strict=True))[which]:
+            stream = block(stream, frame.modulation, frame.rope, frame.num_tokens, keys)
+        return stream
+
+    def end(self, frame: Frame, stream: Stream) -> Tensor:
+        """The velocity [B, out_channels, T, h, w] float32 from the stream behind the last block."""
+        shift, scale = frame.embedded.split(self.scale_shift_table)
         _, normal = stream.norm(scale, shift, None, self.spec.eps)
-        velocity = self.tokens.gather(self.proj_out(normal), num_tokens)
-        return unpatchify(velocity, latents.shape[2:], self.spec).float()
+        velocity = self.tokens.gather(self.proj_out(normal), frame.num_tokens)
+        return unpatchify(velocity, frame.size, self.spec).float()
 
     def _time_rows(self, tokens_BLW: Tensor, num_frames: int) -> Tensor:
         """[1, N] int64 for the tokens held here: 0 in the first latent frame, 1 behind it."""

@@ -28,10 +28,12 @@ from models.quantize import quantization
 from models.vae.decode import decode_stream, load_vae
 from models.wan.condition import NOTHING, Condition, Still, check_conditioning, encode_channels, encode_first
 from models.wan.experts import LOW, Experts, check_adapters, load_experts
+from models.wan.model import Rope, TextKeys, WanTransformer
 from models.wan.parallelize import Changes, load_expert
 from models.wan.rope import rope_tables
 from models.wan.solver import Solver, initial_noise, make_solver, num_train_timesteps
 from models.wan.spec import WanSpec, conditionings
+from models.wan.step_cache import CacheSettings, StepCache, check_cache, check_steps
 from models.wan.text import TextEncoder, TextHandle
 
 # Steps between two checks that the latents are finite, where a check makes the host wait for the device.
@@ -74,6 +76,7 @@ class PipelineOptions:
     quantization: str = "none"
     modules_to_not_convert: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    step_cache: CacheSettings | None = None
 
 
 class WanPipeline:
@@ -101,6 +104,8 @@ class WanPipeline:
             ),
         )
         check_adapters(options.adapters, index)
+        layers = int(read_json(folder / "transformer" / "config.json").get("num_layers", 0))
+        check_cache(options.step_cache, layers, str(folder))
         self.experts = load_experts(folder, index, train, read, device, swap=options.experts == "swap")
         self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes, mesh)
         self.vae = load_vae(folder / "vae", torch.float32)
@@ -157,8 +162,9 @@ class WanPipeline:
         first, latents = self._enter(sampling, start)
         last = sampling.steps if stop is None else min(stop, sampling.steps)
         solver = make_solver(self.scheduler_config, self.options.solver, sampling.flow_shift, sampling.steps, first)
+        check_steps(self.options.step_cache, sampling.steps)
         texts = self.text((sampling.prompt, sampling.negative_prompt))
-        clip = _Clip(sampling, texts, self._tables(sampling), solver, self._condition(sampling))
+        clip = _Clip(sampling, texts, self._tables(sampling), solver, self._condition(sampling), self._cache())
         if "text" in taps:
             yield TapEvent("text", clip.texts[0].padded().float().cpu())
         for step in range(first, last):
@@ -175,7 +181,7 @@ class WanPipeline:
         if f"latents.{last}" in taps:
             yield TapEvent(f"latents.{last}", latents[0].cpu().clone())
         check_agreement(latents, self.mesh, f"latents before step {last} of {sampling.steps}")
-        yield DoneEvent(latents[0].cpu())
+        yield DoneEvent(latents[0].cpu(), None if clip.cache is None else clip.cache.counts())
 
     def decode(self, latents: Tensor | NDArray[np.float32], num_frames: int) -> Iterator[NDArray[np.uint8]]:
         """Latents [C, T, h, w] float32 -> slabs of frames, uint8 [f, H, W, 3], on rank 0; the others yield none.
@@ -205,6 +211,7 @@ class WanPipeline:
             "dtype": self.options.dtype,
             "device": self.device.name,
             "quantization": self.options.quantization,
+            "step_cache": None if self.options.step_cache is None else asdict(self.options.step_cache),
             "adapters": [asdict(adapter) for adapter in self.options.adapters],
             "modules_to_not_convert": list(self.options.modules_to_not_convert),
             "solver": self.options.solver,
@@ -289,19 +296,25 @@ class WanPipeline:
         if guidance is not None and not self.mesh.cfg.is_trivial:
             own = self.mesh.cfg.index
             keys = self.experts.text_keys(stage, own, clip.texts[own : own + 1])
-            positive, negative = gather_blocks(model(latents, time, keys, clip.rope), self.mesh.cfg)
+            velocity = clip.evaluate((stage, own), model, (latents, time, keys, clip.rope))
+            positive, negative = gather_blocks(velocity, self.mesh.cfg)
             return negative + guidance * (positive - negative)
         texts = clip.texts[:1] if guidance is None else clip.texts
-        batched = self.device.name == "cpu" and clip.rope[0].shape[0] <= BATCHED_TOKENS
+        batched = clip.cache is None and self.device.name == "cpu" and clip.rope[0].shape[0] <= BATCHED_TOKENS
         batches = [texts] if batched else [[handle] for handle in texts]
         parts: list[Tensor] = [
-            model(latents, time, self.experts.text_keys(stage, slot, batch), clip.rope)
+            clip.evaluate((stage, slot), model, (latents, time, self.experts.text_keys(stage, slot, batch), clip.rope))
             for slot, batch in enumerate(batches)
         ]
         if guidance is None:
             return parts[0]
         positive, negative = parts[0].chunk(2) if batched else parts
         return negative + guidance * (positive - negative)
+
+    def _cache(self) -> StepCache | None:
+        """A fresh cache, so that no clip sees another's."""
+        settings = self.options.step_cache
+        return None if settings is None else StepCache(settings, self.mesh.axis("cp", "tp"))
 
     def _check_finite(self, latents: Tensor, step: int, stage: str, last: int) -> None:
         if self.device.name != "cpu" and (step + 1) % CHECK_EVERY and step + 1 != last:
@@ -319,6 +332,16 @@ class _Clip:
     rope: tuple[Tensor, Tensor]
     solver: Solver
     condition: Condition
+    cache: StepCache | None = None
+
+    def evaluate(
+        self, branch: tuple[str, int], model: WanTransformer, inputs: tuple[Tensor, Tensor, list[TextKeys], Rope]
+    ) -> Tensor:
+        """The model's velocity, by way of the step cache where there is one."""
+        if self.cache is None:
+            out: Tensor = model(*inputs)
+            return out
+        return self.cache.velocity(branch, model, inputs)
 
     def guidance(self, stage: str) -> float | None:
         """The factor of a step, or None when only the prompt runs."""

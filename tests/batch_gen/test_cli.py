@@ -22,6 +22,9 @@ SEMANTIC_FLAGS = {
     "file-metadata",
     "long-prompt",
     "lora",
+    "step-cache",
+    "step-cache-warm-up",
+    "step-cache-max-run",
     "resize",
     "run-seed",
 }

@@ -8,6 +8,7 @@ import torch
 from models.lora import Adapter
 from models.parallel.layout import Degrees
 from models.wan.pipeline import PipelineOptions, WanPipeline
+from models.wan.step_cache import CacheSettings
 from models.wan.tiny import ensure_tiny
 from tests.parallel import clips, faults
 from tests.parity import lora
@@ -72,3 +73,16 @@ def test_lora_on_a_mesh(pool, tiny, tmp_path):
     assert clips.worst(ranks[0], expected)[0] <= clips.VELOCITY_BOUND
     plain = clips.reference(WanPipeline.load(tiny), sampling)
     assert clips.worst(ranks[0], plain)[0] > 0.01
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["plain", "sequence parallel"])
+def test_step_cache_on_a_mesh(pool, tiny, sequence):
+    """With the step cache at work all ranks take the same way, and the clip is that of one process."""
+    options = PipelineOptions(step_cache=CacheSettings(0.8, 1, 2), tp_sequence_parallel=sequence)
+    sampling = replace(clips.ODD, num_frames=5, steps=8)
+    expected = clips.reference(WanPipeline.load(tiny, options), sampling)
+    ranks = pool.run(clips.render, FULL, tiny, options, expected)
+    assert clips.worst(ranks[0], expected)[1] <= clips.TRAJECTORY_BOUND
+    assert all(torch.equal(rank.result, ranks[0].result) for rank in ranks)
+    plain = clips.reference(WanPipeline.load(tiny), sampling)
+    assert clips.distance(ranks[0].result, plain.latents[sampling.steps]) > 10 * clips.TRAJECTORY_BOUND
