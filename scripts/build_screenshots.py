@@ -30,7 +30,8 @@ WIDE, NARROW = (1360, 850), (390, 844)
 READY = """
 const images = [...document.images].filter((i) => i.getBoundingClientRect().top < innerHeight);
 const ready = document.body.classList.contains("ready") || location.pathname.endsWith("run.html");
-return ready && images.every((i) => i.complete);
+const videos = [...document.querySelectorAll("video")];
+return ready && images.every((i) => i.complete) && videos.every((v) => v.readyState > 1 || v.error);
 """
 
 
