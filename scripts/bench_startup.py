@@ -32,7 +32,8 @@ def main() -> int:
     for name, value in median.items():
         print(f"{name:<10}{value:8.3f} s  (min {min(seconds[name]):.3f}, max {max(seconds[name]):.3f})")
     ratios = {"help_vs_nothing": median["help"] / median["nothing"], "torch_vs_help": median["torch"] / median["help"]}
-    print(json.dumps({"name": "startup", "ok": True, "ratios": {key: round(value, 2) for key, value in ratios.items()}}))
+    rounded = {key: round(value, 2) for key, value in ratios.items()}
+    print(json.dumps({"name": "startup", "ok": True, "ratios": rounded}))
     return 0
 
 

@@ -6,6 +6,7 @@ Lengths are fractions of the canvas side, so the same scene can be drawn at any 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from models.pocket.grammar import Caption
 
 Frames = NDArray[np.float32]
+Reals = npt.NDArray[np.floating[Any]]
 
 RGB = {
     "red": (222, 36, 44),
@@ -109,12 +111,15 @@ def draw(scene: Scene, view: View | None = None) -> Frames:
     return (paper + (ink - paper) * cover).astype(np.float32)
 
 
-def _distance(shape: str, dx: Frames, dy: Frames, radius: Frames) -> Frames:
+def _distance(shape: str, dx: Reals, dy: Reals, radius: Reals) -> Reals:
     """Signed distance to the outline (negative inside), as [frames, height, width]."""
     if shape == "circle":
-        return np.sqrt(dx * dx + dy * dy) - radius
+        circle: Reals = np.sqrt(dx * dx + dy * dy) - radius
+        return circle
     if shape == "square":
-        return np.maximum(np.abs(dx), np.abs(dy)) - SQUARE_HALF * radius
+        square: Reals = np.maximum(np.abs(dx), np.abs(dy)) - SQUARE_HALF * radius
+        return square
     slope = np.float32(np.sqrt(3) / 2)
     edges = np.maximum(slope * np.abs(dx) - 0.5 * dy, dy)
-    return edges - 0.5 * TRIANGLE_CIRCUMRADIUS * radius
+    triangle: Reals = edges - 0.5 * TRIANGLE_CIRCUMRADIUS * radius
+    return triangle

@@ -68,5 +68,4 @@ def test_closed_connection(pair):
     with pytest.raises(wire.WireClosed):
         wire.receive(pair[0])
     with pytest.raises(wire.WireClosed):
-        for _ in range(3):
-            wire.send(pair[0], {"type": "x"}, [np.zeros(1 << 20, np.uint8)])
+        wire.send(pair[0], {"type": "x"}, [np.zeros(1 << 24, np.uint8)])
