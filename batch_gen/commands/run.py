@@ -35,7 +35,7 @@ def closing(result: Result, sources: Sequence[str]) -> str:
         made += f", {result.num_quarantined} quarantined"
     lines = [f"{made}; this worker: {result.summary}", f"clips      {result.out}/clips"]
     lines += [f"index      {result.out}/clips.parquet", f"metrics    {result.out}/metrics.parquet"]
-    lines.append(f"report     batch-gen report {result.out}")
+    lines.append(f"report     batch-gen report {result.out}   (then open {result.out}/report/index.html)")
     if result.reason:
         lines.append(f"{result.reason}; start the same command again to go on")
     if result.num_quarantined:

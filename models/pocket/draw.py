@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from models.pocket.grammar import Caption
 
 Frames = NDArray[np.float32]
-Reals = npt.NDArray[np.floating[Any]]
+Reals = NDArray[np.floating[Any]]
 
 RGB = {
     "red": (222, 36, 44),
