@@ -108,7 +108,8 @@ def draw(scene: Scene, view: View | None = None) -> Frames:
     cover = np.clip(0.5 - distance / soft, 0, 1)[..., None]
     ink = np.asarray(RGB[scene.caption.color], np.float32) / 255
     paper = np.asarray(BACKGROUND_RGB[scene.caption.background], np.float32) / 255
-    return (paper + (ink - paper) * cover).astype(np.float32)
+    frames: Frames = (paper + (ink - paper) * cover).astype(np.float32)
+    return frames
 
 
 def _distance(shape: str, dx: Reals, dy: Reals, radius: Reals) -> Reals:
