@@ -36,6 +36,7 @@ from batch_gen.launch import COMPILE_S, DEFAULT_STALL_S, EngineSpec, RemoteEngin
 from batch_gen.metrics import Meter, RunSummary
 from batch_gen.notify import Notifier
 from batch_gen.outcome import RunFacts
+from batch_gen.placement import device_cores, replica_cpus, step_cache_of
 from batch_gen.plan import Plan, PlanOptions, plan_run
 from batch_gen.prepare import Prepared, store_options
 from batch_gen.progress import Progress, choose_display
@@ -47,7 +48,6 @@ from batch_gen.storage.base import Store, open_store
 from batch_gen.storage.probe import needs_probe, probe
 from batch_gen.supervisor import UNFINISHED_PER_REPLICA, Supervisor
 from batch_gen.versions import cpu_class, versions
-from models.parallel.layout import Degrees, plan_replicas
 
 log = logging.getLogger(__name__)
 FRAMES_BUDGET_BYTES = 1 << 30
@@ -346,31 +346,6 @@ def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int
         stall_s=stall_s,
         first_s=COMPILE_S if settings.device == "neuron" or settings.compile != "off" else 0.0,
     )
-
-
-def step_cache_of(settings: Settings) -> dict[str, float] | None:
-    """The step cache's settings for the ranks, None when it is off."""
-    if settings.step_cache is None:
-        return None
-    run, warm_up = settings.step_cache_max_run, settings.step_cache_warm_up
-    return {"threshold": settings.step_cache, "warm_up": warm_up, "max_run": run}
-
-
-def device_cores(settings: Settings, index: int) -> tuple[int, ...]:
-    """Cores of replica `index` by rank on a Neuron machine, empty elsewhere."""
-    if settings.device != "neuron":
-        return ()
-    degrees = Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
-    return plan_replicas(settings.layout, degrees, settings.replicas)[index].cores
-
-
-def replica_cpus(settings: Settings, index: int) -> tuple[int, ...]:
-    """Host cores of replica `index`: disjoint shares where there are several replicas, empty for no restriction."""
-    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    share = len(available) // settings.replicas
-    if settings.replicas == 1 or settings.device != "cpu" or share == 0:
-        return ()
-    return tuple(available[index * share : (index + 1) * share])
 
 
 @contextmanager

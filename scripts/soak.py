@@ -1,5 +1,7 @@
 """Render 100 clips of the tiny checkpoint in one pipeline and print how its memory grows; takes minutes.
 
+Run: python scripts/soak.py
+
 Clips differ in prompt, seed and steps and come in two shapes, as in a long run. The first clip is rendered again at the
 end: it must have the same frames. `--clips N` and `--variant V` make it shorter or another model's.
 """
