@@ -90,18 +90,20 @@ def _unrounded(frames: Tensor) -> Tensor:
 
 
 def decode_stream(
-    vae: Vae, latents: Tensor, mode: str = "exact", mesh: Mesh | None = None
+    vae: Vae, latents: Tensor, mode: str = "exact", mesh: Mesh | None = None, plan: Plan | None = None
 ) -> Iterator[npt.NDArray[np.uint8]]:
     """Normalised latents float32 [C, T, h, w] -> slabs uint8 [f, H, W, 3] in the order of time, on rank 0 of the mesh.
 
     All ranks of the mesh call it with the same latents and iterate to the end; the others get no slab. Only the exact
-    mode with more than one strip is shared among them. Raises ModelError: "unsupported" (mode), "nonfinite".
+    mode with more than one strip is shared among them. plan: an exact plan instead of the one of this size. Raises
+    ModelError: "unsupported" (mode), "nonfinite".
     """
-    plan = vae.plan(mode, latents.shape[2], latents.shape[3])
-    if mesh is not None and isinstance(plan, Plan) and min(mesh.world.size, len(plan.strips)) > 1:
-        slabs = buffered(_slabs(vae, latents, plan, AxisGroup(mesh.world, plan.shares(mesh.world.size)), to_uint8))
+    chosen = plan or vae.plan(mode, latents.shape[2], latents.shape[3])
+    if mesh is not None and isinstance(chosen, Plan) and min(mesh.world.size, len(chosen.strips)) > 1:
+        group = AxisGroup(mesh.world, chosen.shares(mesh.world.size))
+        slabs = buffered(_slabs(vae, latents, chosen, group, to_uint8))
     elif mesh is None or mesh.is_first:
-        slabs = _slabs(vae, latents, plan, Serial(), to_uint8)
+        slabs = _slabs(vae, latents, chosen, Serial(), to_uint8)
     else:
         return
     for slab in slabs:
