@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from batch_gen.adapters import find_adapters
-from batch_gen.errors import CheckpointError, UsageError
+from batch_gen.errors import CheckpointError, ConfigError, UsageError
 from batch_gen.prepare import prepare
 from batch_gen.storage.base import StoreOptions
 from tests.manifests import save
@@ -65,3 +65,19 @@ def test_a_worker_gets_the_path(tmp_path):
     [found] = find_adapters((f"{path}@0.5:low",), OPTIONS)
     assert found.to_json() == {"path": str(path), "strength": 0.5, "stage": "low"}
     assert replace(found, strength=1.0).identity.endswith("@1:low")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"override": ("steps=4",)}, "row 0 has 4 steps, all of them within --step-cache-warm-up 4"),
+        ({"compile": "model"}, "cannot work with --compile model"),
+        ({"step_cache": 0.0}, "step_cache"),
+    ],
+)
+def test_a_step_cache_that_cannot_work_is_refused(tmp_path, given, message):
+    """Step caching that could do nothing is exit 2 before the start, with the row or the setting."""
+    manifest = save(tmp_path / "m.parquet", {"prompt": ["a fox"]})
+    with pytest.raises(ConfigError, match=message) as caught:
+        prepare([str(manifest)], {"model": "fake", "out": str(tmp_path / "out"), "step_cache": 0.2, **given})
+    assert caught.value.exit_code == 2
