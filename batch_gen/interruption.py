@@ -1,4 +1,4 @@
-"""News that this machine will be taken away: the EC2 Spot notice by IMDSv2, a planned end, a cap on hours.
+"""News that this machine will be taken away: the EC2 Spot notice by IMDSv2 and a planned end (`--drain-at`).
 
 On ECS and EC2 a container gets no signal at the Spot notice unless the host's agent was told to pass it on, so the
 worker asks the instance metadata service itself, every five seconds, as AWS advises.
@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http.client import HTTPException
 
 from batch_gen.drain import Drain
 from batch_gen.errors import UsageError
@@ -89,7 +90,7 @@ class SpotWatch:
         while not self._stop.is_set():
             try:
                 left_s = self.ask()
-            except OSError as error:
+            except (OSError, HTTPException) as error:  # whatever it answers, the watch goes on
                 log.info("no metadata service", extra={"fields": {"endpoint": self._endpoint, "error": str(error)}})
                 left_s = None
             if left_s is not None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import queue
 import sys
 import threading
 import urllib.request
+from http.client import HTTPException
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 from batch_gen.errors import UsageError
 
@@ -48,22 +51,24 @@ class Notifier:
 
     def close(self) -> None:
         """Deliver what waits, within some seconds."""
-        self._waiting.put(None)
+        with contextlib.suppress(queue.Full):  # the receiver is too slow: what waits is lost
+            self._waiting.put(None, timeout=TIMEOUT_S)
         self._thread.join(TIMEOUT_S)
 
     def _deliver(self) -> None:
         while (body := self._waiting.get()) is not None:
             line = json.dumps(body, ensure_ascii=False, default=str)
-            if self._target == "-":
-                print(line, file=self._stream, flush=True)
-            else:
-                self._post(line)
+            try:
+                if self._target == "-":
+                    print(line, file=self._stream, flush=True)
+                else:
+                    self._post(line)
+            except (OSError, HTTPException, ValueError) as error:
+                fields = {"to": urlsplit(self._target).hostname or "-", "error": str(error)}  # the path may be a secret
+                log.warning("on-clip: not delivered", extra={"fields": fields})
 
     def _post(self, line: str) -> None:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._target, line.encode(), headers, method="POST")  # noqa: S310 - checked above
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310
-                pass
-        except OSError as error:
-            log.warning("on-clip: not delivered", extra={"fields": {"url": self._target, "error": str(error)}})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S):  # noqa: S310
+            pass

@@ -59,9 +59,12 @@ class SlabQueue:
         if self._gone.is_set() or not self._budget.take(frames.nbytes, self._gone):
             return False
         with self._changed:
-            self._slabs.append(frames)
-            self._changed.notify()
-        return True
+            if not self._gone.is_set():
+                self._slabs.append(frames)
+                self._changed.notify()
+                return True
+        self._budget.give(frames.nbytes)  # the consumer failed while we waited: nobody else would return it
+        return False
 
     def close(self) -> None:
         """No more frames will come."""
@@ -77,8 +80,8 @@ class SlabQueue:
 
     def refuse(self) -> None:
         """The consumer failed: unblock the producer and drop what is queued."""
-        self._gone.set()
         with self._changed:
+            self._gone.set()
             dropped = list(self._slabs)
             self._slabs.clear()
         for frames in dropped:
@@ -99,5 +102,7 @@ class SlabQueue:
                 if not self._slabs:
                     return
                 frames = self._slabs.popleft()
-            yield frames
-            self._budget.give(frames.nbytes)
+            try:
+                yield frames
+            finally:  # a consumer that fails on this slab must not keep its bytes
+                self._budget.give(frames.nbytes)

@@ -1,5 +1,7 @@
 """Spot notices, planned ends."""
 
+from http.client import BadStatusLine
+
 import pytest
 
 from batch_gen.drain import Drain
@@ -47,6 +49,23 @@ def test_no_service_is_no_error():
     """Where nothing answers the watch goes on in silence."""
     with pytest.raises(OSError, match="refused"):
         SpotWatch("http://127.0.0.1:9", Drain(25.0)).ask()
+
+
+def test_a_garbled_answer_does_not_end_the_watch(imds, monkeypatch):
+    """Something else behind the address may answer anything once; the next notice is still heard."""
+    imds.interrupt("2026-01-01T00:02:00Z")
+    drain = Drain(25.0)
+    watch = SpotWatch(imds.endpoint, drain, poll_s=0.01)
+    plain, answers = watch.ask, iter([BadStatusLine("?")])
+
+    def ask():
+        for error in answers:
+            raise error
+        return plain()
+
+    monkeypatch.setattr(watch, "ask", ask)
+    watch.start()
+    assert drain.wait(30.0)
 
 
 def test_drain_at():

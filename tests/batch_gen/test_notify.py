@@ -54,6 +54,32 @@ def test_a_webhook_that_is_away_stops_nothing():
     assert not notifier._thread.is_alive()
 
 
+def test_a_reader_that_went_away_stops_nothing(monkeypatch):
+    """A closed pipe on stdout neither ends the delivery nor keeps close() waiting on a full queue."""
+    monkeypatch.setattr("batch_gen.notify.MAX_WAITING", 2)
+
+    class Gone(io.StringIO):
+        """A pipe whose reader left."""
+
+        def write(self, _text):
+            raise BrokenPipeError
+
+    notifier = Notifier("-", Gone())
+    for number in range(10):
+        notifier.clip({"clip_id": str(number)})
+    notifier.close()
+    assert not notifier._thread.is_alive()
+
+
+def test_the_log_keeps_the_webhooks_secret(caplog):
+    """Webhook addresses carry tokens; what is logged names the host alone."""
+    notifier = Notifier("http://127.0.0.1:9/hook/s3cret")
+    notifier.clip({"clip_id": "a"})
+    notifier.close()
+    assert caplog.records[-1].fields["to"] == "127.0.0.1"
+    assert "s3cret" not in str(caplog.records[-1].fields)
+
+
 @pytest.mark.parametrize("target", ["ftp://x", "out.json", ""])
 def test_wrong_targets(target):
     """What is neither stdout nor a URL is refused before the run."""

@@ -68,3 +68,35 @@ def test_an_aborted_clip_reaches_the_consumer():
     with pytest.raises(Aborted) as aborted:
         next(iter(queue))
     assert aborted.value.__cause__ is cause
+
+
+def test_a_consumer_that_fails_on_a_slab_returns_its_bytes():
+    """A file that cannot be encoded takes nothing from the budget of the clips after it."""
+    budget = ByteBudget(24)
+    queue = SlabQueue(budget)
+    queue.put(slab(0))
+    queue.put(slab(1))
+    frames = iter(queue)
+    next(frames)
+    frames.close()  # as when the encoder raises inside the loop
+    queue.refuse()
+    gone = threading.Event()
+    gone.set()
+    assert budget.take(24, gone)
+
+
+def test_a_slab_that_waited_for_a_failed_consumer_returns_its_bytes():
+    """A slab that got its room just when the consumer failed is not kept."""
+    queue = SlabQueue(budget := ByteBudget(24))
+    plain = budget.take
+
+    def take(num_bytes, gone):
+        taken = plain(num_bytes, gone)
+        queue.refuse()
+        return taken
+
+    budget.take = take
+    assert queue.put(slab(0)) is False
+    gone = threading.Event()
+    gone.set()
+    assert plain(24, gone)
