@@ -9,16 +9,19 @@ from typing import Any
 
 import click
 
+from batch_gen.config import read_job_file
 from batch_gen.errors import EXIT_AGAIN, EXIT_OK, ConfigError, UsageError
 from batch_gen.prepare import Prepared, prepare, store_options
 from batch_gen.storage.base import Store, open_store
 from batch_gen.submit import limits
-from batch_gen.submit.definition import Fleet, job_definition, submission, worker_command
+from batch_gen.submit.definition import SCRATCH, Fleet, job_definition, submission, worker_command
 from batch_gen.submit.local import run_local
 from batch_gen.submit.upload import upload_files
 
 JOBS_PREFIX = "submit/jobs/"
-_NOT_FOR_WORKERS = ("out", "config", "ids", "shard", "scratch")
+# `out` and `model` are given as prepared, the job file becomes flags, the other two are the container's.
+_NOT_FOR_WORKERS = ("out", "model", "config", "shard", "scratch")
+_LOCAL_FILES = ("ids", "block_list")
 
 
 def submit(sources: Sequence[str], given: Mapping[str, Any], fleet_options: Mapping[str, Any], *, dry_run: bool) -> int:
@@ -27,25 +30,27 @@ def submit(sources: Sequence[str], given: Mapping[str, Any], fleet_options: Mapp
     local = int(fleet_options.get("local") or 0)
     if not local:
         refuse_local_paths(prepared)
+        if not dry_run and not fleet_options.get("image"):
+            raise UsageError("--image must be given: the container image by digest (repository@sha256:...)")
     fleet = fleet_of(fleet_options, prepared)
     definition = job_definition(fleet)
     store = open_store(prepared.settings.out, store_options(prepared.settings))
     if local:
         return _run_here(sources, given, prepared, local, definition)
-    urls = list(sources) if dry_run else upload_files(store, sources)
+    urls = upload_files(store, sources, dry_run=True)
     command = worker_command(urls, {**_worker_options(given, prepared), "out": prepared.settings.out})
     body = submission(fleet, job_name(prepared), definition["jobDefinitionName"], command)
     refuse(faults_of(fleet, definition, body))
     if dry_run:
         click.echo(json.dumps({"jobDefinition": definition, "submitJob": body}, indent=1))
         return EXIT_OK
+    upload_files(store, sources)
     return _submit(store, fleet_options, definition, body, prepared)
 
 
 def fleet_of(options: Mapping[str, Any], prepared: Prepared) -> Fleet:
     """The fleet from the command's options."""
-    tags = dict(pair.split("=", 1) for pair in options.get("tag") or () if "=" in pair)
-    hours = prepared.settings.max_hours or 24.0
+    hours = prepared.settings.max_hours
     return Fleet(
         queue=options.get("queue") or "batch-gen",
         image=options.get("image") or "batch-gen@sha256:" + "0" * 64,
@@ -53,9 +58,17 @@ def fleet_of(options: Mapping[str, Any], prepared: Prepared) -> Fleet:
         execution_role=options.get("execution_role"),
         num_nodes=int(options.get("nodes") or 1),
         attempts=int(options.get("attempts") or 10),
-        deadline_s=hours * 3600.0,
-        tags={"batch-gen-run": job_name(prepared), **tags},
+        deadline_s=None if hours is None else hours * 3600.0,
+        tags={"batch-gen-run": job_name(prepared), **dict(map(tag_of, options.get("tag") or ()))},
     )
+
+
+def tag_of(text: str) -> tuple[str, str]:
+    """Key and value of a `--tag`."""
+    key, found, value = text.partition("=")
+    if not found or not key:
+        raise UsageError(f"--tag {text}: expected KEY=VALUE")
+    return key, value
 
 
 def faults_of(fleet: Fleet, definition: Mapping[str, Any], body: Mapping[str, Any]) -> Iterable[str]:
@@ -64,7 +77,8 @@ def faults_of(fleet: Fleet, definition: Mapping[str, Any], body: Mapping[str, An
     yield from limits.definition_faults(definition)
     yield from limits.name_faults(body["jobName"], "job")
     yield from limits.size_faults(body)
-    yield from limits.timeout_faults(definition["timeout"]["attemptDurationSeconds"], fleet.deadline_s)
+    if fleet.deadline_s is not None:
+        yield from limits.timeout_faults(definition["timeout"]["attemptDurationSeconds"], fleet.deadline_s)
     if "@sha256:" not in fleet.image:
         yield f"--image {fleet.image}: name the image by digest (repository@sha256:...), tags move"
 
@@ -80,8 +94,14 @@ def refuse_local_paths(prepared: Prepared) -> None:
     """A fleet reads from S3 alone.
 
     Raises:
-        UsageError: output, weights or images on this machine.
+        UsageError: output, weights, adapters, lists or images on this machine.
     """
+    for key in _LOCAL_FILES:
+        if (path := getattr(prepared.settings, key)) is not None:
+            raise UsageError(f"--{key.replace('_', '-')} {path}: a fleet cannot read files of this machine")
+    for adapter in prepared.settings.lora:
+        if not adapter.startswith("s3://"):
+            raise UsageError(f"--lora {adapter}: a fleet needs an s3:// file")
     if not prepared.settings.out.startswith("s3://"):
         raise UsageError(f"--out {prepared.settings.out}: a fleet needs an s3:// output")
     model = prepared.settings.model
@@ -101,8 +121,9 @@ def job_name(prepared: Prepared) -> str:
 
 
 def _worker_options(given: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
-    options = {key: value for key, value in given.items() if key not in _NOT_FOR_WORKERS}
-    return {"scratch": "/scratch", **options, "model": prepared.settings.model}
+    told = {**read_job_file(given.get("config")), **given}
+    options = {key: value for key, value in told.items() if key not in _NOT_FOR_WORKERS and value is not None}
+    return {"scratch": SCRATCH, **options, "model": prepared.settings.model}
 
 
 def _submit(

@@ -27,7 +27,7 @@ class Fleet:
         job_role, execution_role: ARNs; None leaves them to the definition's defaults.
         num_nodes: machines.
         attempts: starts of one child at most.
-        deadline_s: the worker's own deadline.
+        deadline_s: the worker's own deadline; Batch's timeout lies beyond it. None: neither has one.
         log_group: CloudWatch log group.
         tags: cost allocation.
         vcpus, memory_mib: of one node; a whole trn2.48xlarge by default.
@@ -40,7 +40,7 @@ class Fleet:
     execution_role: str | None = None
     num_nodes: int = 1
     attempts: int = 10
-    deadline_s: float = 24 * 3600.0
+    deadline_s: float | None = None
     log_group: str = "/aws/batch/batch-gen"
     tags: dict[str, str] = field(default_factory=dict)
     vcpus: int = TRN2_VCPUS
@@ -51,15 +51,16 @@ class Fleet:
 def job_definition(fleet: Fleet) -> dict[str, Any]:
     """The job definition; its name carries a digest, so that a new one is registered only when something differs."""
     container = _container(fleet)
-    body = {
+    body: dict[str, Any] = {
         "type": "container",
         "platformCapabilities": ["EC2"],
         "containerProperties": container,
         "retryStrategy": strategy(fleet.attempts),
-        "timeout": {"attemptDurationSeconds": int(fleet.deadline_s) + STOP_MARGIN_S},
         "propagateTags": True,
         "tags": dict(sorted(fleet.tags.items())),
     }
+    if fleet.deadline_s is not None:
+        body["timeout"] = {"attemptDurationSeconds": int(fleet.deadline_s) + STOP_MARGIN_S}
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:12]
     return {"jobDefinitionName": f"batch-gen-{digest}", **body}
 
@@ -88,6 +89,8 @@ def worker_command(sources: Sequence[str], options: Mapping[str, Any]) -> list[s
             command.append(flag)
         elif value is False:
             command.append(f"--no-{flag[2:]}")
+        elif isinstance(value, Mapping):  # a mesh in a job file
+            command += [flag, ",".join(f"{axis}={degree}" for axis, degree in value.items())]
         elif isinstance(value, tuple | list):
             command += [part for item in value for part in (flag, str(item))]
         else:

@@ -83,7 +83,7 @@ def size_faults(submission: Mapping[str, Any]) -> Iterator[str]:
     """Sizes of what is sent."""
     overrides = json.dumps(submission.get("containerOverrides", {}))
     if len(overrides) > MAX_OVERRIDES_CHARS:
-        yield f"container overrides of {len(overrides):,} characters: at most {MAX_OVERRIDES_CHARS:,}; use --config s3://"
+        yield f"container overrides of {len(overrides):,} characters: at most {MAX_OVERRIDES_CHARS:,}; give fewer flags"
     total = len(json.dumps(submission).encode())
     if total > MAX_SUBMIT_BYTES:
         yield f"submission of {total:,} bytes: at most {MAX_SUBMIT_BYTES:,}"

@@ -13,8 +13,13 @@ from batch_gen.storage.base import AlreadyExists, Store, sha256_of
 PREFIX = "submit"
 
 
-def upload_files(store: Store, paths: Sequence[str]) -> list[str]:
+def upload_files(store: Store, paths: Sequence[str], *, dry_run: bool = False) -> list[str]:
     """Bring local files below the output root; returns their URLs, s3:// ones as they are.
+
+    Args:
+        store: The output root.
+        paths: Files, folders of Parquet files, or s3:// URLs.
+        dry_run: Say the URLs, upload nothing.
 
     Raises:
         UsageError: a folder, or no such file.
@@ -26,8 +31,9 @@ def upload_files(store: Store, paths: Sequence[str]) -> list[str]:
             continue
         for file in _files(Path(path)):
             key = f"{PREFIX}/{sha256_of(file)[:16]}-{_safe(file.name)}"
-            with contextlib.suppress(AlreadyExists):  # the same content: its name says so
-                store.create(key, file, sha256=sha256_of(file))
+            if not dry_run:
+                with contextlib.suppress(AlreadyExists):  # the same content: its name says so
+                    store.create(key, file, sha256=sha256_of(file))
             urls.append(f"{store.url}/{key}")
     return urls
 

@@ -38,7 +38,37 @@ def test_dry_run_prints_the_exact_json(manifest, capsys):
     command = body["submitJob"]["containerOverrides"]["command"]
     assert command[:2] == ["batch-gen", "run"]
     assert command[command.index("--out") + 1] == "s3://bucket/run"
+    assert command[2].startswith("s3://bucket/run/submit/")
+    assert command[2].endswith("-m.parquet")
     assert len(body["jobDefinition"]["containerProperties"]["linuxParameters"]["devices"]) == 16
+    assert "timeout" not in body["jobDefinition"]
+
+
+def test_workers_get_the_job_file_as_flags(manifest, tmp_path, capsys):
+    """Workers cannot read a file of the submitter's machine: its settings travel as flags, and flags win."""
+    (tmp_path / "job.yaml").write_text("crf: 20\nkeep-latents: true\noverride: [steps=4]\nlimit: 2\nmax-hours: 2\n")
+    arguments = ["submit", str(manifest), "--out", "s3://bucket/run", "--model", "fake", "--image", IMAGE, "--dry-run"]
+    assert invoke([*arguments, "--config", str(tmp_path / "job.yaml"), "--limit", "1"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    command = " ".join(body["submitJob"]["containerOverrides"]["command"])
+    for words in ("--crf 20", "--keep-latents", "--override steps=4", "--limit 1"):
+        assert words in command
+    assert "--config" not in command
+    assert body["jobDefinition"]["timeout"] == {"attemptDurationSeconds": 3 * 3600}
+
+
+def test_lists_on_this_machine_are_refused(manifest, tmp_path, capsys):
+    """A list of ids that workers cannot read is refused; without it they would render everything."""
+    (tmp_path / "ids.txt").write_text("r1\n")
+    flags = ["--out", "s3://b/r", "--model", "fake", "--image", IMAGE, "--dry-run"]
+    assert invoke(["submit", str(manifest), *flags, "--ids", str(tmp_path / "ids.txt")]) == 2
+    assert "a fleet cannot read files of this machine" in capsys.readouterr().err
+
+
+def test_an_image_must_be_named(manifest, capsys):
+    """Only a dry run does without an image: Batch would try to pull a name that nobody has."""
+    assert invoke(["submit", str(manifest), "--out", "s3://b/r", "--model", "fake"]) == 2
+    assert "--image must be given" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -48,6 +78,7 @@ def test_dry_run_prints_the_exact_json(manifest, capsys):
         (["--out", "s3://b/r", "--nodes", "10001", "--image", IMAGE], "--nodes 10001"),
         (["--out", "s3://b/r", "--image", "repository:latest"], "name the image by digest"),
         (["--out", "s3://b/r", "--image", IMAGE, "--attempts", "11"], "retry attempts 11"),
+        (["--out", "s3://b/r", "--image", IMAGE, "--tag", "film"], "expected KEY=VALUE"),
     ],
 )
 def test_refusals(manifest, capsys, flags, words):
