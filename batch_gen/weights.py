@@ -115,15 +115,15 @@ def fetch_from_store(url: str, options: StoreOptions) -> Path:
         known = _read_state(state)
         transfers = []
         for key in keys:
-            head = store.head(key)
-            if head is not None and known.get(key) != head.etag:
-                path = folder / key
+            head, path = store.head(key), folder / key
+            if head is not None and (known.get(key) != head.etag or not path.exists()):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 transfers.append(Transfer(store, key, head, path))
-                known[key] = head.etag
-        _transfer_all(transfers)
+        for transfer in _transfer_all(transfers):  # noted one by one: a killed download keeps the files that are whole
+            known[transfer.key] = transfer.head.etag
+            _write_state(state, known)
         _drop_strangers(folder, set(keys))
-        state.write_text(json.dumps({key: known[key] for key in keys}), "utf-8")
+        _write_state(state, {key: known[key] for key in keys if key in known})
     return folder
 
 
@@ -136,7 +136,7 @@ def fetch_from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    folder = cache_folder() / "checkpoints" / f"hub-{_slug(name)}"
+    folder = cache_folder() / "checkpoints" / f"hub-{name.replace('/', '--')}"
     try:
         snapshot_download(name, local_dir=folder, allow_patterns=[f"*{suffix}" for suffix in SUFFIXES])
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
@@ -148,7 +148,8 @@ def fetch_from_hub(name: str) -> Path:
     return folder
 
 
-def _transfer_all(transfers: list[Transfer]) -> None:
+def _transfer_all(transfers: list[Transfer]) -> Iterator[Transfer]:
+    """Fetch file after file; yields each when it is whole."""
     total = sum(transfer.head.size_bytes for transfer in transfers)
     if not transfers:
         return
@@ -162,6 +163,7 @@ def _transfer_all(transfers: list[Transfer]) -> None:
                     reported = time.monotonic()
                     log.warning("weights: %.1f of %.1f GB", moved / 1e9, total / 1e9)
             transfer.finish()
+            yield transfer
     seconds = time.monotonic() - began
     log.info("weights fetched", extra={"fields": {"bytes": moved, "seconds": round(seconds, 2)}})
 
@@ -190,6 +192,12 @@ def _read_state(path: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return state if isinstance(state, dict) else {}
+
+
+def _write_state(path: Path, state: dict[str, str]) -> None:
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(state), "utf-8")
+    partial.replace(path)
 
 
 def _slug(name: str) -> str:

@@ -83,6 +83,39 @@ def test_a_broken_transfer_goes_on_where_it_was(monkeypatch):
     assert (folder / "transformer/weights.safetensors").read_bytes() == bytes(range(256)) * 17
 
 
+def test_files_that_are_whole_are_not_read_again(monkeypatch):
+    """A download that fails at one file keeps those before it, and a file that somebody removed comes back."""
+    store = MemoryStore.named("weights-e")
+    fill(store)
+    plain = MemoryStore.read_range
+    read = []
+
+    def failing(self, key, *rest):
+        read.append(key)
+        return None if key.endswith(".safetensors") else plain(self, key, *rest)
+
+    monkeypatch.setattr(MemoryStore, "read_range", failing)
+    with pytest.raises(Exception, match="came back short"):
+        weights.fetch_from_store("memory://weights-e", StoreOptions())
+    assert "model_index.json" in read
+    monkeypatch.setattr(MemoryStore, "read_range", lambda self, key, *rest: (read.append(key), plain(self, key, *rest))[1])
+    read.clear()
+    folder = weights.fetch_from_store("memory://weights-e", StoreOptions())
+    assert "model_index.json" not in read
+    read.clear()
+    (folder / "model_index.json").unlink()
+    weights.fetch_from_store("memory://weights-e", StoreOptions())
+    assert read == ["model_index.json"]
+
+
+def test_two_hub_names_never_share_a_folder(monkeypatch):
+    """a-b/c and a/b-c are two repositories; their files must not mix."""
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: None)
+    assert weights.fetch_from_hub("a-b/c") != weights.fetch_from_hub("a/b-c")
+
+
 def test_a_prefix_without_a_checkpoint_is_refused():
     """A prefix without model_index.json is no checkpoint."""
     MemoryStore.named("weights-d").put("readme.txt", b"x")
