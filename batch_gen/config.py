@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
@@ -141,6 +142,14 @@ class Settings(BaseModel):
         if not number >= 0:
             raise ValueError("must be a count such as 20 or a share such as 0.5")
         return value
+
+    @field_validator("max_failures", "drain_at", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        """YAML makes a number or a moment of what a flag gives as text."""
+        if isinstance(value, datetime):
+            return value.isoformat()
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     def semantic(self) -> dict[str, Any]:
         """The settings that decide what a clip looks like, for the fingerprint."""

@@ -78,7 +78,7 @@ OPERATIONAL: tuple[Flag, ...] = (
     Flag("replicas", "int", None, "operational", "Independent pipelines on this machine."),
     Flag("attention", ("auto", "ring", "gather"), None, "operational", "Attention over context-parallel ranks."),
     Flag("kernels", ("reference", "nki"), None, "operational", "Operator backend."),
-    Flag("compile", ("off", "block", "model"), None, "operational", "Compile per block, the whole model, or not."),
+    Flag("compile", ("off", "block", "model"), None, "operational", "What is compiled (neuron only)."),
     Flag("threads", "int", None, "operational", "CPU threads of one rank; default: the cores, shared fairly."),
     Flag("scratch", "path", None, "operational", "Folder for files in the making; default: the system's."),
     Flag("limit", "int", None, "operational", "Only the first N rows."),

@@ -7,6 +7,7 @@ caller says what to make, and gets a `Finished` or the failure.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from batch_gen.claims import Assignment
 from batch_gen.commit import Receipt, adopt_orphan, commit_clip
 from batch_gen.encode import EncodedFile, Encoder, EncodeSettings, VideoSpec, provenance
 from batch_gen.engine import DenoiseOptions, Done, Engine, Event, Slab, Step, finish
-from batch_gen.errors import ClipFailed
+from batch_gen.errors import ClipFailed, StoreError
 from batch_gen.images import ImageReader, ResizeRule, images_of
 from batch_gen.layout import latents_key
 from batch_gen.outcome import Attempt, Clock, RunFacts, make_record, metrics_row
@@ -161,7 +162,8 @@ def finish_clip(attempt: Attempt, frames: SlabQueue, shop: Workshop, clock: Cloc
     finally:
         path.unlink(missing_ok=True)
     if shop.keep_latents:
-        shop.store.delete(latents_key(request.clip_id))
+        with contextlib.suppress(StoreError):  # the clip is committed; `clean` removes what is left
+            shop.store.delete(latents_key(request.clip_id))
     row = metrics_row(receipt.record, shop.store.url)
     return Finished(attempt, receipt, row | {"upload_s": host.stages["upload"], "status": receipt.outcome})
 

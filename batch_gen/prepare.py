@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,6 +158,8 @@ def check_combinations(settings: Settings) -> None:
         raise UsageError("--max-cost needs --price-per-hour: what an hour of this machine costs")
     if settings.on_clip is not None:
         check_target(settings.on_clip)
+    if settings.compile != "off" and settings.device != "neuron":
+        raise ConfigError(f"--compile {settings.compile}: device {settings.device} compiles nothing; use --compile off")
     read_block_list(settings.block_list)
     if settings.drain_at is not None:
         parse_moment(settings.drain_at)
@@ -302,6 +306,7 @@ def inputs_digest(manifest: Manifest, settings: Settings, preset: Preset) -> str
 def _fetched(url: str, settings: Settings) -> ManifestSource:
     root, _, name = url.rpartition("/")
     folder = Path(tempfile.mkdtemp(prefix="batch-gen-manifest-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     store = open_store(root, store_options(settings))
     if not name or name == "/":
         raise ConfigError(f"{url}: expected the URL of a Parquet file")

@@ -199,9 +199,10 @@ class Supervisor:
             return True
         if record is None:
             return False
-        self.rows[work.clip_id] = metrics_row(record, self.shop.store.url)
+        row = self.rows[work.clip_id] = metrics_row(record, self.shop.store.url)
         self.source.committed(work.clip_id)
         self.progress.finished(work.clip_id, cost=float(work.request.cost))
+        self.tell(row)
         return True
 
     def _start(self, replica: Replica) -> bool:

@@ -200,7 +200,8 @@ def wait_on(source: ClaimSource, drain: Drain) -> None:
 
 def join_run(store: Store, prepared: Prepared) -> RunFile:
     """Begin the run or join it; another fingerprint is refused with the difference."""
-    profile = prepared.settings.model_dump(mode="json", by_alias=True, exclude={"config", "ids"})
+    unsaid = {"config", "ids", "on_clip"}  # files of this machine, and a webhook's address, which may be a secret
+    profile = prepared.settings.model_dump(mode="json", by_alias=True, exclude=unsaid)
     key = numerics_key(prepared.settings)
     profile["numerics_key"] = key
     mine = new_run(prepared.fingerprint_settings(), profile=profile, versions=versions(), created=clock.utc_now())
@@ -224,13 +225,18 @@ def claim_options(settings: Settings, hint: WorkerHint, on_chunk_end: Callable[[
     """How chunks are claimed.
 
     Raises:
-        UsageError: static assignment needs to know how many workers there are.
+        UsageError: static assignment needs to know which of how many workers this one is.
     """
     shard = None
     if settings.assign == "static":
         if hint.count is None:
             raise UsageError(
                 f"--assign static: {hint.source} is set but not how many workers there are; use --shard i/n"
+            )
+        if hint.index >= hint.count:
+            raise UsageError(
+                f"--assign static: {hint.source} is {hint.index} of {hint.count} workers, which count from 0;"
+                f" number the array 0 to {hint.count - 1}, or use --shard i/n"
             )
         shard = (hint.index, hint.count)
     grace_s = min(30.0, settings.lease_ttl / 4)

@@ -29,10 +29,11 @@ def verify_out(out: str, given: Mapping[str, Any], *, deep: bool, fix: bool, as_
     store = _open(out, given)
     report = verify_run(store, decode_again if deep else None)
     mended = repair(store, report.problems) if fix and report.problems else []
+    left = verify_run(store).problems if fix and report.problems else report.problems
     if fix:
         rebuild_tables(store)
     if as_json:
-        click.echo(json.dumps(report.to_json() | {"mended": mended}, indent=1))
+        click.echo(json.dumps(report.to_json() | {"mended": mended, "left": len(left)}, indent=1))
     else:
         head = f"{report.num_committed} of {report.num_clips} clips committed, {report.num_bytes:,} bytes"
         click.echo(f"{head}, {report.num_quarantined} quarantined, {report.num_pending} without verdict")
@@ -40,8 +41,10 @@ def verify_out(out: str, given: Mapping[str, Any], *, deep: bool, fix: bool, as_
             click.echo(f"  {problem.kind}: {problem.key}: {problem.message}")
         for line in mended:
             click.echo(f"  mended: {line}")
+        if fix and left:
+            click.echo(f"{len(left)} problems cannot be mended, first {left[0].kind}: {left[0].key}")
         click.echo("everything is as recorded" if report.ok else f"{len(report.problems)} problems")
-    return EXIT_OK if report.ok or fix else EXIT_CHECK_FAILED
+    return EXIT_CHECK_FAILED if left else EXIT_OK
 
 
 def retry_clips(out: str, given: Mapping[str, Any], errors: tuple[str, ...], as_json: bool) -> int:

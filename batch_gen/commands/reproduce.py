@@ -20,7 +20,7 @@ from batch_gen.engine import DenoiseOptions, Slab, Step, render
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailed, UsageError
 from batch_gen.images import ImageReader, images_of
 from batch_gen.launch import RemoteEngine
-from batch_gen.prepare import store_options
+from batch_gen.prepare import reach, store_options
 from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import RunFile, load_run
@@ -112,7 +112,7 @@ def checkpoint_of(original: Original, given: Mapping[str, Any]) -> Checkpoint:
     Raises:
         UsageError: it is another one.
     """
-    checkpoint = open_checkpoint(str(given.get("model") or original.run.profile["model"]))
+    checkpoint = open_checkpoint(str(given.get("model") or original.run.profile["model"]), reach(given))
     if checkpoint.digest != original.run.settings["checkpoint"]:
         wanted = original.run.settings["checkpoint"][:12]
         raise UsageError(f"--model {checkpoint.name} has digest {checkpoint.digest[:12]}, the run's has {wanted}")
@@ -146,7 +146,9 @@ def render_hash(record: Record, settings: Settings, checkpoint: Checkpoint, read
     """Render the clip and hash its frames."""
     request = RenderRequest.from_json(record.request)
     images, _ = images_of(request, reader, settings.resize)
-    with tempfile.TemporaryDirectory(prefix="batch-gen-reproduce-") as folder:
+    if settings.scratch:
+        Path(settings.scratch).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="batch-gen-reproduce-", dir=settings.scratch) as folder:
         engine = RemoteEngine(spec_of(settings, checkpoint, Path(folder) / "ranks", 0))
         try:
             digest = FramesHash(request.num_frames, request.height, request.width)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from batch_gen.drain import again_on_sigterm
 from batch_gen.estimate.published import refuse_published
 from batch_gen.prepare import check_run_memory, prepare
 from batch_gen.worker import Result, work
@@ -15,6 +16,7 @@ from batch_gen.worker import Result, work
 
 def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     """Render every clip of the manifest that is not committed yet; returns the exit code."""
+    again_on_sigterm()
     prepared = prepare(sources, given)
     refuse_published(prepared.checkpoint)
     check_run_memory(prepared)

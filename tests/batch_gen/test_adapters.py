@@ -71,7 +71,7 @@ def test_a_worker_gets_the_path(tmp_path):
     ("given", "message"),
     [
         ({"override": ("steps=4",)}, "row 0 has 4 steps, all of them within --step-cache-warm-up 4"),
-        ({"compile": "model"}, "cannot work with --compile model"),
+        ({"compile": "model", "device": "neuron"}, "cannot work with --compile model"),
         ({"step_cache": 0.0}, "step_cache"),
     ],
 )

@@ -16,6 +16,7 @@ from batch_gen.config import (
 )
 from batch_gen.errors import ConfigError
 from batch_gen.flags import FLAGS, SEMANTIC
+from batch_gen.prepare import check_combinations
 
 GIVEN = {"model": "fake", "out": "o"}
 
@@ -124,3 +125,20 @@ def test_semantic_settings_form_the_fingerprint():
     assert set(settings().semantic()) == {flag.key for flag in SEMANTIC} - {"model"}
     assert settings(replicas=2).semantic() == settings().semantic()
     assert settings(crf=20).semantic() != settings().semantic()
+
+
+def test_a_job_file_may_write_numbers_and_moments_plainly(tmp_path):
+    """`max-failures: 0.2` and an unquoted moment are what the same words are on the command line."""
+    path = tmp_path / "job.yaml"
+    path.write_text("max-failures: 0.2\ndrain-at: 2026-12-01T11:00:00Z\n")
+    found = settings(**read_job_file(str(path)))
+    assert found.max_failures == "0.2"
+    assert found.drain_at == "2026-12-01T11:00:00+00:00"
+
+
+def test_what_compiles_nothing_refuses_to_compile():
+    """--compile on a device that ignores it would only change the record of what was done."""
+    with pytest.raises(ConfigError, match="use --compile off"):
+        check_combinations(settings(compile="block"))
+    check_combinations(settings(compile="off"))
+    check_combinations(settings(profile="trn2-480p", model="tiny"))

@@ -1,6 +1,10 @@
 """Stopping in good order: one flag, the first reason, the nearest deadline."""
 
+import subprocess
+import sys
+
 from batch_gen.drain import Drain
+from batch_gen.environment import child_environment
 
 
 def test_nothing_asked_means_no_deadline():
@@ -29,3 +33,11 @@ def test_wait_wakes_when_somebody_asks():
     drain = Drain(1.0)
     drain.request("now")
     assert drain.wait(60.0)
+
+
+def test_sigterm_before_the_first_clip_means_start_again():
+    """While weights travel or rows are checked nothing can be drained; the exit code still says "start me again"."""
+    code = "import os, signal, time; from batch_gen.drain import again_on_sigterm; again_on_sigterm();"
+    code += "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", code], env=child_environment(), timeout=60, check=False)
+    assert done.returncode == 75

@@ -2,8 +2,10 @@
 
 import pytest
 
+from batch_gen.config import load_preset, resolve
 from batch_gen.environment import guard_names, worker_hint, worker_name
 from batch_gen.errors import EnvironmentFault, UsageError
+from batch_gen.worker import claim_options
 
 NAMES = (
     "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE", "AWS_BATCH_JOB_ATTEMPT", "JOB_COMPLETION_INDEX",
@@ -74,3 +76,11 @@ def test_a_foreign_kernels_distribution_is_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(EnvironmentFault, match="pip uninstall kernels"):
         guard_names()
+
+
+def test_static_shards_count_from_0(environment):
+    """A Slurm array of 1-4 has no worker for shard 0: its chunks would never be made, so its last worker refuses."""
+    environment(SLURM_ARRAY_TASK_ID="4", SLURM_ARRAY_TASK_COUNT="4")
+    settings = resolve({"model": "fake", "out": "o", "assign": "static"}, load_preset("pocket", "pocket"), "cpu")
+    with pytest.raises(UsageError, match="number the array 0 to 3"):
+        claim_options(settings, worker_hint(), lambda _end: None)

@@ -8,6 +8,7 @@ import pytest
 
 from batch_gen.claims import Assignment, ClaimOptions, ClaimSource
 from batch_gen.clean import clean
+from batch_gen.commands import care
 from batch_gen.commit import commit_clip, load_record
 from batch_gen.donelog import DoneLog
 from batch_gen.errors import ClipFailed, ConfigError, UsageError
@@ -211,6 +212,26 @@ def test_damage_is_found_and_mended(root, damage, kinds, num_made):
     log = DoneLog(root.store)
     log.refresh()
     assert log.tally().num_committed == 10
+
+
+@pytest.mark.parametrize("damage", [damage for damage, *_ in DAMAGES], ids=lambda v: v.__name__)
+def test_fix_is_exit_0_when_everything_is_mended(root, monkeypatch, damage):
+    """`verify --fix` looks again after mending; what it could mend is no failure."""
+    root.run()
+    damage(root.store)
+    monkeypatch.setattr(care, "open_store", lambda *_: root.store)
+    assert care.verify_out("here", {}, deep=False, fix=False, as_json=False) == 5
+    assert care.verify_out("here", {}, deep=False, fix=True, as_json=False) == 0
+
+
+def test_fix_is_exit_5_when_something_stays_wrong(root, monkeypatch, capsys):
+    """What could not be mended is exit 5 and named, as without --fix."""
+    root.run()
+    lose_file(root.store)
+    monkeypatch.setattr(care, "open_store", lambda *_: root.store)
+    monkeypatch.setattr(care, "repair", lambda *_: [])
+    assert care.verify_out("here", {}, deep=False, fix=True, as_json=False) == 5
+    assert "1 problems cannot be mended, first missing_file" in capsys.readouterr().out
 
 
 def test_foreign_file_in_the_way_is_set_aside(root):
