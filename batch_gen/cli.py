@@ -18,6 +18,7 @@ from batch_gen.errors import BatchGenError
 from batch_gen.flags import FLAGS, Flag
 
 F = TypeVar("F", bound=Callable[..., Any])
+S3 = tuple(flag.name for flag in FLAGS if flag.name.startswith("s3-"))
 _TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "path": click.Path()}
 
 
@@ -117,7 +118,7 @@ def plan(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
 @app.command()
 @click.argument("out")
 @click.argument("clip_id", required=False)
-@run_flags("s3-endpoint", "s3-checksum")
+@run_flags(*S3)
 @click.option("--watch", is_flag=True, help="Repeat every 10 seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def status(out: str, clip_id: str | None, watch: bool, as_json: bool, **options: Any) -> int:
@@ -146,7 +147,7 @@ def models(as_json: bool) -> int:
 
 @app.command()
 @click.argument("out")
-@run_flags("s3-endpoint", "s3-checksum", "price-per-hour")
+@run_flags(*S3, "price-per-hour")
 @click.option("--to", default=None, help="A folder for the report; default: report/ below OUT.")
 @click.option("--with-clips", is_flag=True, help="Copy the clips into that folder too.")
 @click.option("--clips-url", default=None, help="https address of OUT for browsers, for a report elsewhere.")
@@ -185,7 +186,7 @@ def import_(
 
 @app.command()
 @click.argument("out")
-@run_flags("s3-endpoint", "s3-checksum")
+@run_flags(*S3)
 @click.option("--deep", is_flag=True, help="Also decode every file.")
 @click.option("--fix", is_flag=True, help="Mend what can be mended; damaged things go below aside/.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -202,7 +203,7 @@ def verify(out: str, deep: bool, fix: bool, as_json: bool, **options: Any) -> in
 
 @app.command()
 @click.argument("out")
-@run_flags("ids", "s3-endpoint", "s3-checksum")
+@run_flags("ids", *S3)
 @click.option("--errors", multiple=True, help="Only these retry classes or kinds, e.g. transient, hang.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def retry(out: str, errors: tuple[str, ...], as_json: bool, **options: Any) -> int:
@@ -218,7 +219,7 @@ def retry(out: str, errors: tuple[str, ...], as_json: bool, **options: Any) -> i
 
 @app.command()
 @click.argument("out")
-@run_flags("s3-endpoint", "s3-checksum")
+@run_flags(*S3)
 @click.option("--yes", "really", is_flag=True, help="Remove; without it only say what would go.")
 @click.option("--aside", is_flag=True, help="Also what `verify --fix` set aside.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
@@ -236,7 +237,7 @@ def clean(out: str, really: bool, aside: bool, as_json: bool, **options: Any) ->
 @app.command()
 @click.argument("out")
 @click.argument("folder")
-@run_flags("ids", "s3-endpoint")
+@run_flags("ids", *S3)
 @click.option("--template", default="{clip_id}", help="File name, e.g. {shot}_{take}: fields and columns.")
 @click.option(
     "--kind",
@@ -260,7 +261,7 @@ def export(out: str, folder: str, as_json: bool, **options: Any) -> int:
 @app.command()
 @click.argument("out")
 @click.option("--message", default="by hand", help="Why, for those who look.")
-@run_flags("s3-endpoint")
+@run_flags(*S3)
 def cancel(out: str, message: str, **options: Any) -> int:
     """Stop every worker of the run under OUT: each drains and exits 4; `run --continue` goes on.
 
@@ -274,7 +275,7 @@ def cancel(out: str, message: str, **options: Any) -> int:
 
 @app.command()
 @click.argument("record")
-@run_flags("model", "threads", "mesh", "scratch", "s3-endpoint")
+@run_flags("model", "threads", "mesh", "scratch", *S3)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def reproduce(record: str, as_json: bool, **options: Any) -> int:
     """Render one clip again from its record and compare frames; exit 5 when they differ.
@@ -289,7 +290,7 @@ def reproduce(record: str, as_json: bool, **options: Any) -> int:
 
 @app.command()
 @click.option("--out", default=None, help="Also probe this output root.")
-@run_flags("model", "profile", "scratch", "s3-endpoint", "s3-checksum")
+@run_flags("model", "profile", "scratch", *S3)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def doctor(out: str | None, as_json: bool, **options: Any) -> int:
     """Check this machine, one line each, with the fix beside what is wrong; exit 5 on a red line.

@@ -35,6 +35,7 @@ from batch_gen.manifest import (
     read_manifest,
 )
 from batch_gen.notify import check_target
+from batch_gen.reach import REACH, reach
 from batch_gen.request import SamplingDefaults, clean_prompt
 from batch_gen.storage.base import StoreOptions, open_store
 from models.parallel.layout import Degrees, LayoutError, check_routable, plan_replicas
@@ -265,30 +266,6 @@ def manifest_sources(sources: Sequence[str], settings: Settings) -> list[Manifes
 def store_options(settings: Settings) -> StoreOptions:
     """How the settings want stores to be reached."""
     return reach({name: getattr(settings, name) for name in REACH})
-
-
-REACH = (
-    "s3_endpoint",
-    "s3_checksum",
-    "s3_kms_key",
-    "s3_storage_class",
-    "s3_tags",
-    "s3_bucket_owner",
-    "s3_requester_pays",
-)
-
-
-def reach(layers: Mapping[str, Any]) -> StoreOptions:
-    """How flags or a job file want stores to be reached."""
-    return StoreOptions(
-        endpoint_url=layers.get("s3_endpoint"),
-        checksum=layers.get("s3_checksum") or "when_supported",
-        kms_key=layers.get("s3_kms_key"),
-        storage_class=layers.get("s3_storage_class"),
-        tags=layers.get("s3_tags"),
-        bucket_owner=layers.get("s3_bucket_owner"),
-        requester_pays=bool(layers.get("s3_requester_pays")),
-    )
 
 
 def inputs_digest(manifest: Manifest, settings: Settings, preset: Preset) -> str:

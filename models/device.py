@@ -37,7 +37,10 @@ class Device:
 
 
 def open_device(name: str = "cpu", index: int = 0) -> Device:
-    """The device `cpu`, `cuda` or `neuron`; raises ModelError("device") when it is not there."""
+    """The device `cpu`, `cuda` or `neuron`.
+
+    Raises ModelError: "device" when torch sees none (it may have failed), "unsupported" when it can never be had here.
+    """
     if name not in DEVICES:
         raise ModelError("unsupported", f"device {name!r} is unknown; choose one of {', '.join(DEVICES)}")
     if name == "cpu":
@@ -46,7 +49,7 @@ def open_device(name: str = "cpu", index: int = 0) -> Device:
         if not torch.cuda.is_available():
             raise ModelError("device", "device 'cuda': torch sees no CUDA device; use --device cpu or check the driver")
         return Device("cuda", torch.device("cuda", index))
-    raise ModelError("device", "device 'neuron': the extra 'neuron' is not installed in this environment")
+    raise ModelError("unsupported", "device 'neuron': the extra 'neuron' is not installed in this environment")
 
 
 def use_kernels(name: str, device: str) -> None:
@@ -59,5 +62,5 @@ def use_kernels(name: str, device: str) -> None:
             "unsupported", f"kernels 'nki' run on device 'neuron', not on {device!r}; use --kernels reference"
         )
     if name == "nki":
-        raise ModelError("device", "kernels 'nki': the extra 'neuron' is not installed in this environment")
+        raise ModelError("unsupported", "kernels 'nki': the extra 'neuron' is not installed in this environment")
     backend.use("reference")

@@ -15,10 +15,11 @@ from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, UsageError
 from batch_gen.manifest import read_ids
 from batch_gen.metrics import rebuild_tables
 from batch_gen.plan import PlanOptions
+from batch_gen.reach import reach
 from batch_gen.repair import repair
 from batch_gen.retry import Choice, retry
 from batch_gen.runfile import load_run
-from batch_gen.storage.base import Store, StoreOptions, open_store
+from batch_gen.storage.base import Store, open_store
 from batch_gen.verify_run import decode_again, verify_run
 
 MAX_SHOWN = 40
@@ -72,8 +73,7 @@ def clean_out(out: str, given: Mapping[str, Any], *, really: bool, aside: bool, 
 
 
 def _open(out: str, given: Mapping[str, Any]) -> Store:
-    options = StoreOptions(endpoint_url=given.get("s3_endpoint"), checksum=given.get("s3_checksum", "when_supported"))
-    store = open_store(out, options)
+    store = open_store(out, reach(given))
     if load_run(store) is None:
         raise UsageError(f"{out}: no run began there")
     return store

@@ -16,7 +16,8 @@ from batch_gen.config import Mesh, load_profile
 from batch_gen.environment import cache_folder
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, BatchGenError
 from batch_gen.health import Line, Mark, View, folder_line, machine_lines
-from batch_gen.storage.base import Store, StoreOptions, open_store
+from batch_gen.reach import reach
+from batch_gen.storage.base import Store, open_store
 from batch_gen.storage.probe import Finding, probe
 
 MIN_SCRATCH_BYTES: Final = 2 << 30
@@ -45,7 +46,7 @@ def diagnose(out: str | None, given: Mapping[str, Any], view: View) -> Iterator[
     yield folder_line("scratch", scratch, MIN_SCRATCH_BYTES, "free space or use --scratch")
     yield folder_line("cache", cache_folder(), 0, "set BATCH_GEN_CACHE to a folder that can be written")
     if given.get("model"):
-        yield model_line(str(given["model"]))
+        yield model_line(str(given["model"]), given)
     if out:
         yield from store_lines(out, given)
 
@@ -58,10 +59,10 @@ def profile_needs(name: str | None) -> dict[str, Any]:
     return {"device": profile["device"], "cores": Mesh.parse(str(profile["mesh"])).num_ranks * profile["replicas"]}
 
 
-def model_line(name: str) -> Line:
+def model_line(name: str, given: Mapping[str, Any]) -> Line:
     """Whether the checkpoint is there and complete."""
     try:
-        found = open_checkpoint(name)
+        found = open_checkpoint(name, reach(given))
     except BatchGenError as error:
         return Line("model", "red", error.message, error.hint)
     return Line("model", "ok", f"{name}: preset {found.preset}, sizes in multiples of {found.limits.size_multiple}")
@@ -69,9 +70,8 @@ def model_line(name: str) -> Line:
 
 def store_lines(out: str, given: Mapping[str, Any]) -> Iterator[Line]:
     """What the store of an output root promises, tried."""
-    options = StoreOptions(endpoint_url=given.get("s3_endpoint"), checksum=given.get("s3_checksum") or "when_supported")
     try:
-        yield from probed_lines(open_store(out, options))
+        yield from probed_lines(open_store(out, reach(given)))
     except BatchGenError as error:
         yield Line("store", "red", error.message, error.hint)
 

@@ -16,13 +16,14 @@ from batch_gen.export import ExportOptions, Kind, export
 from batch_gen.layout import CLIPS_TABLE_KEY
 from batch_gen.manifest import read_ids
 from batch_gen.metrics import rebuild_tables
+from batch_gen.reach import reach
 from batch_gen.records import Record
-from batch_gen.storage.base import Store, StoreOptions, open_store
+from batch_gen.storage.base import Store, open_store
 
 
 def export_clips(out: str, folder: str, given: Mapping[str, Any], as_json: bool) -> int:
     """Export every committed clip, or those of an id file."""
-    store = open_store(out, StoreOptions(endpoint_url=given.get("s3_endpoint")))
+    store = open_store(out, reach(given))
     ids = read_ids(Path(given["ids"])) if given.get("ids") else None
     options = ExportOptions(
         kind=cast("Kind", given.get("kind", "copy")),

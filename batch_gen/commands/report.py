@@ -10,16 +10,14 @@ from typing import Any
 import click
 
 from batch_gen.errors import EXIT_OK
+from batch_gen.reach import reach
 from batch_gen.report.build import Built, ReportOptions, build_report
 from batch_gen.report.posters import DEFAULT_LIMIT
-from batch_gen.storage.base import StoreOptions, open_store
+from batch_gen.storage.base import open_store
 
 
 def report(out: str, given: Mapping[str, Any], as_json: bool) -> int:
     """Build or rebuild the report of the run under `out`."""
-    store_options = StoreOptions(
-        endpoint_url=given.get("s3_endpoint"), checksum=given.get("s3_checksum") or "when_supported"
-    )
     options = ReportOptions(
         to=Path(given["to"]) if given.get("to") else None,
         with_clips=bool(given.get("with_clips")),
@@ -27,7 +25,7 @@ def report(out: str, given: Mapping[str, Any], as_json: bool) -> int:
         price_per_hour=given.get("price_per_hour"),
         max_new_posters=given.get("max_posters", DEFAULT_LIMIT),
     )
-    built = build_report(open_store(out, store_options), options)
+    built = build_report(open_store(out, reach(given)), options)
     click.echo(json.dumps(built.to_json(), indent=1) if as_json else closing(built))
     return EXIT_OK
 

@@ -20,11 +20,12 @@ from batch_gen.engine import DenoiseOptions, Slab, Step, render
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailed, UsageError
 from batch_gen.images import ImageReader, images_of
 from batch_gen.launch import RemoteEngine
-from batch_gen.prepare import reach, store_options
+from batch_gen.prepare import store_options
+from batch_gen.reach import reach
 from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import RunFile, load_run
-from batch_gen.storage.base import StoreOptions, open_store
+from batch_gen.storage.base import open_store
 from batch_gen.worker import numerics_key, spec_of
 
 
@@ -77,7 +78,7 @@ def load_original(path: str, given: Mapping[str, Any]) -> Original:
     root, separator, key = path.rpartition("/clips/")
     if not separator:
         raise UsageError(f"{path}: expected the path or URL of a record, OUT/clips/<2 hex>/<clip_id>.json")
-    store = open_store(root or ".", StoreOptions(endpoint_url=given.get("s3_endpoint")))
+    store = open_store(root or ".", reach(given))
     blob, run = store.get(f"clips/{key}"), load_run(store)
     if blob is None or run is None:
         raise UsageError(f"{path}: no such record, or no run.json in {root}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from batch_gen.drain import again_on_sigterm
+from batch_gen.errors import EnvironmentFault
 from batch_gen.estimate.published import refuse_published
 from batch_gen.prepare import check_run_memory, prepare
 from batch_gen.worker import Result, work
@@ -19,6 +21,7 @@ def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     again_on_sigterm()
     prepared = prepare(sources, given)
     refuse_published(prepared.checkpoint)
+    check_device(prepared.settings.device)
     check_run_memory(prepared)
     for warned in prepared.manifest.survey.warned.values():
         click.echo(f"warning: {warned}", err=True)
@@ -28,6 +31,12 @@ def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     else:
         click.echo(closing(result, sources))
     return result.exit_code
+
+
+def check_device(name: str) -> None:
+    """Raise EnvironmentFault for a device that this machine lacks: no restart of an engine would find it."""
+    if name == "cuda" and not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
+        raise EnvironmentFault("--device cuda: this machine has no CUDA device; use --device cpu or check the driver")
 
 
 def closing(result: Result, sources: Sequence[str]) -> str:

@@ -11,8 +11,9 @@ import click
 
 from batch_gen.errors import EXIT_OK
 from batch_gen.metrics import duration
+from batch_gen.reach import reach
 from batch_gen.status import LeaseView, RunStatus, clip_story, run_status
-from batch_gen.storage.base import StoreOptions, open_store
+from batch_gen.storage.base import open_store
 
 WATCH_S = 10.0
 MAX_SHOWN = 20
@@ -20,8 +21,7 @@ MAX_SHOWN = 20
 
 def status(out: str, clip_id: str | None, given: Mapping[str, Any], *, watch: bool, as_json: bool) -> int:
     """Print the state of a run, once or every ten seconds until it is finished."""
-    options = StoreOptions(endpoint_url=given.get("s3_endpoint"), checksum=given.get("s3_checksum", "when_supported"))
-    store = open_store(out, options)
+    store = open_store(out, reach(given))
     if clip_id is not None:
         click.echo(json.dumps(clip_story(store, clip_id), indent=1, default=str))
         return EXIT_OK

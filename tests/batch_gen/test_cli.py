@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from batch_gen.cli import app, invoke
+from batch_gen.commands.run import check_device
+from batch_gen.errors import EnvironmentFault
 from batch_gen.flags import FLAGS, OPERATIONAL, SEMANTIC
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,3 +78,19 @@ def test_usage_errors_are_exit_2_with_a_clear_message(arguments, words, capsys):
     """Wrong commands, flags and values exit 2 and say what is wrong."""
     assert invoke(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run", "status", "report", "verify", "retry", "clean", "export", "cancel", "reproduce", "doctor", "submit"])
+def test_every_command_reaches_a_bucket_alike(name):
+    """A bucket that asks for a key, an owner or payment is as much in reach of `verify --fix` as of `run`."""
+    options = {option for parameter in app.commands[name].params for option in parameter.opts}
+    assert {f"--{flag.name}" for flag in FLAGS if flag.name.startswith("s3-")} <= options
+
+
+def test_a_device_that_is_not_here_is_exit_2(monkeypatch):
+    """A missing device is no accident that a restart could mend: exit 2, not 75."""
+    monkeypatch.setattr("batch_gen.commands.run.Path.exists", lambda _path: False)
+    with pytest.raises(EnvironmentFault, match="--device cpu") as caught:
+        check_device("cuda")
+    assert caught.value.exit_code == 2
+    check_device("cpu")

@@ -7,7 +7,7 @@ from models.device import open_device, use_kernels
 from models.errors import ModelError
 
 
-@pytest.mark.parametrize(("name", "kind"), [("tpu", "unsupported"), ("neuron", "device")])
+@pytest.mark.parametrize(("name", "kind"), [("tpu", "unsupported"), ("neuron", "unsupported")])
 def test_a_device_that_is_not_there_is_refused(name, kind):
     """Unknown and absent devices are errors of the right kind that name the device."""
     with pytest.raises(ModelError, match=name) as caught:
