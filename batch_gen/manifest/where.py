@@ -38,6 +38,8 @@ _COMPARE: Final[dict[str, Callable[[pa.Array, pa.Scalar], pa.Array]]] = {
     ">=": pc.greater_equal,
 }
 _WORDS: Final = {"and", "or", "not", "in", "like", "is", "null", "true", "false"}
+_MAX_DEPTH: Final = 50  # of nots and parentheses: far below what Python's stack holds
+_SHOWN: Final = 200  # characters of an expression in a message
 _HINT: Final = "; write for example tag = 'hero' and width >= 832"
 
 
@@ -100,6 +102,7 @@ class _Parser:
         self._text = text
         self._tokens = _tokens(text)
         self._next = 0
+        self._depth = 0
         self.columns: set[str] = set()
 
     @property
@@ -108,7 +111,8 @@ class _Parser:
 
     def fail(self, wanted: str) -> NoReturn:
         found = self.token
-        raise UsageError(f"--where {self._text!r}: {wanted} at character {found.place + 1}, found {found.text}{_HINT}")
+        text = self._text if len(self._text) <= _SHOWN else f"{self._text[:_SHOWN]}..."
+        raise UsageError(f"--where {text!r}: {wanted} at character {found.place + 1}, found {found.text}{_HINT}")
 
     def _take(self, *words: str) -> str | None:
         word = self.token.word
@@ -134,13 +138,18 @@ class _Parser:
         return _fold(factors, pc.and_kleene)
 
     def _factor(self) -> Filter:
+        if self._depth > _MAX_DEPTH:
+            self.fail(f"expected at most {_MAX_DEPTH} nots and parentheses around a comparison")
+        self._depth += 1
         if self._take("not"):
-            return _inverted(self._factor())
-        if self._take("("):
-            inner = self.expression()
+            found = _inverted(self._factor())
+        elif self._take("("):
+            found = self.expression()
             self._expect(")")
-            return inner
-        return self._comparison()
+        else:
+            found = self._comparison()
+        self._depth -= 1
+        return found
 
     def _comparison(self) -> Filter:
         column = self._column()

@@ -47,6 +47,7 @@ LOCK_PATIENCE_S: Final = 10.0
 STALE_TEMPORARY_S: Final = 24 * 3600.0
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV}
 _NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
+_LASTING: Final = {errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 class FolderStore:
@@ -192,7 +193,11 @@ class FolderStore:
         except OSError as error:
             if error.errno in _NO_SPACE:
                 raise DiskFull(f"{self.root}: no space left while writing {key}; free space and start again") from error
-            raise StoreError(f"{self.root / key}: {error.strerror or error}") from error
+            said = f"{self.root / key}: {error.strerror or error}"
+            if error.errno in _LASTING:  # starting again would meet the same
+                advice = "name a folder that this user can write"
+                raise StoreError(f"{said}; {advice}", kind="environment") from error
+            raise StoreError(said) from error
 
     @contextlib.contextmanager
     def _temporary(self, body: Body) -> Iterator[tuple[Path, str]]:

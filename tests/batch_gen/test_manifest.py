@@ -339,6 +339,17 @@ def test_the_whole_manifest_is_checked(tmp_path) -> None:
         read(path, limit=1)
 
 
+@pytest.mark.parametrize("opening", ["(", "not "])
+def test_where_of_great_depth_is_refused(tmp_path, opening) -> None:
+    """Thousands of nots or parentheses are an error of the user's, told shortly; a few are fine."""
+    path = save(tmp_path / "a.parquet", {"prompt": ["x"], "steps": [1]})
+    closing = ")" if opening == "(" else ""
+    assert read(path, where=opening * 20 + "steps = 1" + closing * 20)
+    with pytest.raises(UsageError, match="at most 50 nots and parentheses") as caught:
+        read(path, where=opening * 3000 + "steps = 1" + closing * 3000)
+    assert len(caught.value.message) < 500
+
+
 def test_ids_file(tmp_path) -> None:
     """An id file has one id per line; blank lines and comments do not count."""
     (tmp_path / "ids.txt").write_text("\ufeff# picked\nfox \n\nowl-s1\n", "utf-8")

@@ -178,6 +178,15 @@ def test_folder_unusable_root_is_an_error_with_its_path(tmp_path):
         FolderStore(tmp_path / "file" / "out").create("run.json", b"x")
 
 
+def test_what_no_restart_mends_is_no_transient_error(tmp_path):
+    """A root below a file, and a name too long: exit 2, not "start me again"."""
+    (tmp_path / "file").write_text("x")
+    for root in (tmp_path / "file", tmp_path / ("x" * 300)):
+        with pytest.raises(StoreError, match="name a folder") as caught:
+            FolderStore(root).create("a", b"x")
+        assert caught.value.exit_code == 2
+
+
 def test_folder_leaves_no_temporary_files(tmp_path):
     """Won, lost and refused writes all clean up after themselves."""
     store = FolderStore(tmp_path)
