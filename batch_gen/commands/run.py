@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from batch_gen.drain import again_on_sigterm
 from batch_gen.errors import EnvironmentFault
 from batch_gen.estimate.published import refuse_published
+from batch_gen.flags import FLAGS
 from batch_gen.prepare import check_run_memory, prepare
 from batch_gen.worker import Result, work
+
+_NOT_AGAIN: Final = {"out", "continue", "on-clip", "drain-at"}  # an --on-clip address may hold a secret
 
 
 def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
@@ -29,7 +33,7 @@ def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=1))
     else:
-        click.echo(closing(result, sources))
+        click.echo(closing(result, sources, given))
     return result.exit_code
 
 
@@ -39,20 +43,35 @@ def check_device(name: str) -> None:
         raise EnvironmentFault("--device cuda: this machine has no CUDA device; use --device cpu or check the driver")
 
 
-def closing(result: Result, sources: Sequence[str]) -> str:
-    """The lines that end a run: what was made, where it is, what to try next."""
+def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) -> str:
+    """The lines that end a run: what was made, where it is, what to try next; commands may be pasted into a shell."""
     made = f"{result.num_committed} of {result.num_clips} clips committed"
     if result.num_quarantined:
         made += f", {result.num_quarantined} quarantined"
+    out = shlex.quote(result.out)
     lines = [f"{made}; this worker: {result.summary}", f"clips      {result.out}/clips"]
     lines += [f"index      {result.out}/clips.parquet", f"metrics    {result.out}/metrics.parquet"]
-    lines.append(f"report     batch-gen report {result.out}   (then open {result.out}/report/index.html)")
+    lines.append(f"report     batch-gen report {out}   (then open {result.out}/report/index.html)")
     if result.reason:
         lines.append(f"{result.reason}; start the same command again to go on")
     if result.num_quarantined:
-        lines.append(f"next       batch-gen status {result.out}   (why clips were set aside)")
+        lines.append(f"next       batch-gen status {out}   (why clips were set aside)")
     else:
-        lines.append(
-            f"next       batch-gen run {' '.join(sources)} --out {result.out}   (resumes; renders nothing twice)"
-        )
+        again = shlex.join(["batch-gen", "run", *sources, *flags_again(given), "--out", result.out])
+        lines.append(f"next       {again}   (resumes; renders nothing twice)")
     return "\n".join(lines)
+
+
+def flags_again(given: Mapping[str, Any]) -> list[str]:
+    """The flags of a command that goes on with a run: those that were given, without the root and what holds once."""
+    found: list[str] = []
+    for flag in FLAGS:
+        value = given.get(flag.key)
+        if value is None or flag.name in _NOT_AGAIN:
+            continue
+        if flag.kind == "bool":
+            found.append(f"--{flag.name}" if value else f"--no-{flag.name}")
+            continue
+        for one in value if flag.multiple else (value,):
+            found += [f"--{flag.name}", str(one)]
+    return found

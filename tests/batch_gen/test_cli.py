@@ -1,7 +1,10 @@
 """The command line: its surface is frozen, its errors are clear, its exit codes are the design's."""
 
+import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -80,7 +83,9 @@ def test_usage_errors_are_exit_2_with_a_clear_message(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["run", "status", "report", "verify", "retry", "clean", "export", "cancel", "reproduce", "doctor", "submit"])
+@pytest.mark.parametrize(
+    "name", ["run", "status", "report", "verify", "retry", "clean", "export", "cancel", "reproduce", "doctor", "submit"]
+)
 def test_every_command_reaches_a_bucket_alike(name):
     """A bucket that asks for a key, an owner or payment is as much in reach of `verify --fix` as of `run`."""
     options = {option for parameter in app.commands[name].params for option in parameter.opts}
@@ -94,3 +99,17 @@ def test_a_device_that_is_not_here_is_exit_2(monkeypatch):
         check_device("cuda")
     assert caught.value.exit_code == 2
     check_device("cpu")
+
+
+def test_next_command_goes_on_with_the_run(tmp_path, capsys, monkeypatch):
+    """The line `next` of a run holds its flags, quoted for a shell: pasted, it resumes and does not exit 2."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"prompt": ["a fox", "an owl"]}), "my shots.parquet")
+    sizes = ["--override", "width=32", "--override", "height=48", "--override", "num_frames=5"]
+    first = ["run", "my shots.parquet", "--model", "fake", "--out", "out of $1", "--quiet", "--crf", "20", *sizes]
+    assert invoke(first) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("next "))
+    again = shlex.split(line.removeprefix("next").partition("   (")[0])
+    assert sorted(again) == sorted(["batch-gen", *first])
+    assert invoke(again[1:]) == 0
+    assert "2 of 2 clips committed; this worker: 0 clips" in capsys.readouterr().out
