@@ -3,6 +3,9 @@
 B batch, C channels, T frames, H, W rows and columns; O output channels.
 """
 
+import math
+import threading
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -12,6 +15,8 @@ from kernels.library import define
 
 NORM_FLOOR = 1e-12  # the smallest channel norm that divides, as torch's F.normalize
 MAX_CHAIN = 432  # products that a float32 convolution on a CPU adds up in one register before it rounds them into a sum
+BLOCK_VALUES = 1 << 18  # values that are normed and activated at a time, so that they stay in the cache
+_SCRATCH = threading.local()
 
 
 def conv3d(
@@ -57,28 +62,38 @@ def _reference(
     stride: list[int],
     context: Tensor | None,
 ) -> Tensor:
-    x = _prepare(x, norm_gamma, silu, context)
+    pads = (0, padding[0], padding[1])
     if _onednn_takes(x):
-        return _onednn(x, weight, bias, (0, padding[0], padding[1]), stride)
-    return functional.conv3d(x, weight, bias, stride, (0, padding[0], padding[1]))
+        groups = _num_groups(weight) if x.dtype == torch.float32 else 1
+        return _onednn(_prepare(x, norm_gamma, silu, context, groups), weight, bias, pads, stride)
+    joined = x if context is None else torch.cat([context, x], dim=2)
+    return functional.conv3d(_act(joined, norm_gamma, silu), weight, bias, stride, pads)
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None, pads: tuple[int, int, int], stride: list[int]) -> Tensor:
+def _onednn_takes(x: Tensor) -> bool:
+    if not (x.is_cpu and torch.backends.mkldnn.enabled and torch._C._has_mkldnn):  # noqa: SLF001 - is_available is untyped
+        return False
+    if x.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - torch has no public name for it
+    return x.dtype == torch.float32
+
+
+def _onednn(
+    groups: list[Tensor], weight: Tensor, bias: Tensor | None, pads: tuple[int, int, int], stride: list[int]
+) -> Tensor:
     """Call oneDNN directly: functional.conv3d sends middle-sized inputs to a path that is up to 10 times slower.
 
     In the layout with channels innermost oneDNN adds all products of one output value in a single chain, whose rounding
     error grows with the root of its length, to 2.8 times that of other layouts at 384 channels. Long chains are cut:
     by taps in time, then by groups of channels, and the partial results are added up in place, at no loss of speed.
     """
-    steps = (pads, (1, *stride[1:]), (1, 1, 1), 1)
-    if x.dtype != torch.float32 or weight[0].numel() <= MAX_CHAIN:
-        whole: Tensor = torch.ops.aten.mkldnn_convolution(x, weight, bias, pads, stride, (1, 1, 1), 1)
+    if groups[0].dtype != torch.float32 or weight[0].numel() <= MAX_CHAIN:
+        whole: Tensor = torch.ops.aten.mkldnn_convolution(groups[0], weight, bias, pads, stride, (1, 1, 1), 1)
         return whole
+    steps = (pads, (1, *stride[1:]), (1, 1, 1), 1)
+    span = (groups[0].shape[2] - weight.shape[2]) // stride[0] * stride[0] + 1
     out: Tensor | None = None
-    span = (x.shape[2] - weight.shape[2]) // stride[0] * stride[0] + 1
-    groups = _num_groups(weight)
-    for group, kernel in zip(x.chunk(groups, dim=1), weight.chunk(groups, dim=1), strict=True):
-        frames = group.contiguous(memory_format=torch.channels_last_3d)
+    for frames, kernel in zip(groups, weight.chunk(len(groups), dim=1), strict=True):
         for tap in range(weight.shape[2]):
             part = (frames[:, :, tap : tap + span : stride[0]], kernel[:, :, tap : tap + 1])
             if out is None:
@@ -96,33 +111,40 @@ def _num_groups(weight: Tensor) -> int:
     return next(fitting, channels)
 
 
-def _onednn_takes(x: Tensor) -> bool:
-    if not (x.is_cpu and torch.backends.mkldnn.enabled and torch._C._has_mkldnn):  # noqa: SLF001 - is_available is untyped
-        return False
-    if x.dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001 - torch has no public name for it
-    return x.dtype == torch.float32
+def _prepare(x: Tensor, gamma: Tensor | None, silu: bool, context: Tensor | None, groups: int) -> list[Tensor]:
+    """Context and frames in one tensor, after norm and SiLU, channels innermost; one tensor per group of channels.
+
+    A block of rows at a time: what is normed is still in the processor's cache when it is multiplied and activated.
+    """
+    if context is None and gamma is None and not silu and groups == 1:
+        return [x.contiguous(memory_format=torch.channels_last_3d)]
+    B, C, _, H, W = x.shape
+    frames = [frame for part in (context, x) if part is not None for frame in part.unbind(2)]
+    outs = _scratch(x, groups, (B, len(frames), H, W, C // groups))
+    rows = max(1, BLOCK_VALUES // (B * C * W))
+    for place, frame in enumerate(frames):
+        for start in range(0, H, rows):
+            block = slice(start, start + rows)
+            if groups == 1:
+                _act(frame[:, :, block], gamma, silu, outs[0][:, :, place, block])
+                continue
+            acted = _act(frame[:, :, block], gamma, silu)
+            for out, values in zip(outs, acted.chunk(groups, dim=1), strict=True):
+                out[:, :, place, block] = values
+    return outs
 
 
-def _prepare(x: Tensor, gamma: Tensor | None, silu: bool, context: Tensor | None) -> Tensor:
-    """Context and frames in one tensor, after norm and SiLU; each is read once."""
-    if not x.is_cpu:
-        joined = x if context is None else torch.cat([context, x], dim=2)
-        return _act(joined, gamma, silu)
-    if context is None and gamma is None and not silu:
-        return x.contiguous(memory_format=torch.channels_last_3d)
-    parts = [x] if context is None else [context, x]
-    frames = sum(part.shape[2] for part in parts)
-    out = torch.empty(
-        (*x.shape[:2], frames, *x.shape[3:]), dtype=x.dtype, memory_format=torch.channels_last_3d, device=x.device
-    )
-    place = 0
-    for part in parts:
-        # Frame by frame: what is normed is still in the processor's cache when it is multiplied and activated.
-        for frame in part.chunk(part.shape[2], dim=2):
-            _act(frame, gamma, silu, out[:, :, place : place + 1])
-            place += 1
-    return out
+def _scratch(like: Tensor, count: int, shape: tuple[int, int, int, int, int]) -> list[Tensor]:
+    """`count` tensors [B, C, T, H, W] of the shape (B, T, H, W, C) in memory that this thread's next call uses again.
+
+    Fresh memory of this size costs as much as the norm and the activation together: the system clears each page.
+    """
+    size = math.prod(shape)
+    flat: Tensor | None = getattr(_SCRATCH, str(like.dtype), None)
+    if flat is None or flat.numel() < count * size:
+        flat = torch.empty(count * size, dtype=like.dtype)
+        setattr(_SCRATCH, str(like.dtype), flat)
+    return [flat[i * size : (i + 1) * size].view(shape).permute(0, 4, 1, 2, 3) for i in range(count)]
 
 
 def channel_norm(x_BCTHW: Tensor, gamma: Tensor, silu: bool = False) -> Tensor:
@@ -145,7 +167,7 @@ def _act(x: Tensor, gamma: Tensor | None, silu: bool, into: Tensor | None = None
         out = functional.silu(x) if silu else x
         return out if into is None else into.copy_(out)
     wide = torch.promote_types(x.dtype, torch.float32)
-    gain = gamma.to(wide).view(1, -1, 1, 1, 1) * x.shape[1] ** 0.5
+    gain = gamma.to(wide).view(-1, *[1] * (x.dim() - 2)) * x.shape[1] ** 0.5
     work = x.to(wide)
     norm = torch.linalg.vector_norm(work, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
     out = torch.div(work, norm, out=into) if into is not None and into.dtype == wide else work / norm
