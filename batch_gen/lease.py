@@ -199,7 +199,9 @@ def read_lease(store: Store, chunk: str) -> Seen | None:
     try:
         return Seen(LeaseBody.model_validate_json(blob.body), blob.etag)
     except ValidationError as error:
-        raise StoreError(f"{store.url}/{lease_key(chunk)} is no lease of this version: {error}") from error
+        place = f"{store.url}/{lease_key(chunk)}"
+        message = f"{place} is no lease of this version; see batch-gen verify --fix"
+        raise StoreError(message, kind="check_failed") from error
 
 
 def claim(store: Store, owner: Owner, chunk: str) -> Lease | Seen | None:

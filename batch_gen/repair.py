@@ -10,12 +10,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pydantic import BaseModel, ValidationError
+
 from batch_gen.clock import utc_now
-from batch_gen.donelog import DoneChunk, DoneLog
+from batch_gen.donelog import Compact, DoneChunk, DoneLog
 from batch_gen.held import COMMITTED, find_committed
-from batch_gen.layout import ASIDE_PREFIX, record_key
-from batch_gen.lease import read_lease
+from batch_gen.layout import ASIDE_PREFIX, COMPACT_PREFIX, DONE_PREFIX, LEASE_PREFIX, record_key
+from batch_gen.lease import LeaseBody, read_lease
 from batch_gen.plan import load_plan
+from batch_gen.runfile import load_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,6 +57,29 @@ def repair(store: Store, problems: Sequence[Problem]) -> list[str]:
     for problem in problems:
         if problem.kind == "unlogged_chunk" and write_entry(store, plan, log, problem.chunk):
             done.append(f"chunk {problem.chunk} entered into the done log")
+    return done
+
+
+def clear_log(store: Store) -> list[str]:
+    """Move leases and entries of the done log that nobody can read aside; `repair` writes entries anew from records.
+
+    Raises:
+        ConfigError: The run is of a newer version, whose files may be sound.
+    """
+    done: list[str] = []
+    if load_run(store) is None:
+        return done
+    models: dict[str, type[BaseModel]] = {COMPACT_PREFIX: Compact, DONE_PREFIX: DoneChunk, LEASE_PREFIX: LeaseBody}
+    for entry in [*store.list(DONE_PREFIX), *store.list(LEASE_PREFIX)]:
+        blob = store.get(entry.key)
+        if blob is None:
+            continue
+        model = next(model for prefix, model in models.items() if entry.key.startswith(prefix))
+        try:
+            model.model_validate_json(blob.body)
+        except ValidationError:
+            if set_aside(store, entry.key):
+                done.append(f"{entry.key} -> {ASIDE_PREFIX}{entry.key}")
     return done
 
 

@@ -16,7 +16,7 @@ from batch_gen.manifest import read_ids
 from batch_gen.metrics import rebuild_tables
 from batch_gen.plan import PlanOptions
 from batch_gen.reach import reach
-from batch_gen.repair import repair
+from batch_gen.repair import clear_log, repair
 from batch_gen.retry import Choice, retry
 from batch_gen.runfile import load_run
 from batch_gen.storage.base import Store, open_store
@@ -28,8 +28,9 @@ MAX_SHOWN = 40
 def verify_out(out: str, given: Mapping[str, Any], *, deep: bool, fix: bool, as_json: bool) -> int:
     """Hold records, files, plan and done log against each other; exit 5 when something is wrong and stays so."""
     store = _open(out, given)
+    mended = clear_log(store) if fix else []
     report = verify_run(store, decode_again if deep else None)
-    mended = repair(store, report.problems) if fix and report.problems else []
+    mended += repair(store, report.problems) if fix and report.problems else []
     left = verify_run(store).problems if fix and report.problems else report.problems
     if fix:
         rebuild_tables(store)

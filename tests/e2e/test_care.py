@@ -107,3 +107,24 @@ def test_a_folder_without_a_run_is_exit_2(arguments, tmp_path):
     code, _, errors = call(*arguments, tmp_path)
     assert code == 2
     assert "no run" in errors
+
+
+@pytest.mark.parametrize("folder", ["done", "lease"])
+def test_fix_mends_unreadable_done_entries_and_leases(tmp_path, folder):
+    """Garbage in the done log or in a lease: verify --fix sets it aside and enters the chunk anew from its records."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from batch_gen.cli import invoke
+
+    pq.write_table(pa.table({"prompt": ["a fox", "an owl"]}), tmp_path / "a.parquet")
+    out = str(tmp_path / "out")
+    sizes = ["--override", "width=32", "--override", "height=48", "--override", "num_frames=5"]
+    assert invoke(["run", str(tmp_path / "a.parquet"), "--model", "fake", "--out", out, "--quiet", *sizes]) == 0
+    for part in ("done", folder):
+        for path in sorted((tmp_path / "out" / part).iterdir()):
+            path.write_text("garbage")
+    assert invoke(["verify", out]) != 0
+    assert invoke(["verify", out, "--fix"]) == 0
+    assert invoke(["verify", out]) == 0
+    assert list((tmp_path / "out" / "aside" / folder).iterdir())
