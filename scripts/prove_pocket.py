@@ -1,5 +1,7 @@
 """Does `pocket` follow its prompt? Renders the held-out prompts and reads the pixels.
 
+Run: python scripts/prove_pocket.py
+
 Sixty combinations that training never saw, one seed each, no retries, rendered by this
 repository and by diffusers' pipeline from the same files. Beside the preset: guidance 1,
 the guidance's sign flipped, the experts swapped (the last two must fail).
