@@ -98,7 +98,9 @@ def test_files_that_are_whole_are_not_read_again(monkeypatch):
     with pytest.raises(Exception, match="came back short"):
         weights.fetch_from_store("memory://weights-e", StoreOptions())
     assert "model_index.json" in read
-    monkeypatch.setattr(MemoryStore, "read_range", lambda self, key, *rest: (read.append(key), plain(self, key, *rest))[1])
+    monkeypatch.setattr(
+        MemoryStore, "read_range", lambda self, key, *rest: (read.append(key), plain(self, key, *rest))[1]
+    )
     read.clear()
     folder = weights.fetch_from_store("memory://weights-e", StoreOptions())
     assert "model_index.json" not in read

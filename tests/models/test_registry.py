@@ -46,7 +46,9 @@ def test_pipeline_of_a_folder(tiny_checkpoint):
 def test_unknown_pipeline_is_unsupported(tmp_path):
     """Another pipeline's checkpoint is refused with the list of known ones."""
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
-    with pytest.raises(ModelError, match="'FluxPipeline' is not supported; supported: WanImageToVideoPipeline, WanPipeline") as caught:
+    with pytest.raises(
+        ModelError, match="'FluxPipeline' is not supported; supported: WanImageToVideoPipeline, WanPipeline"
+    ) as caught:
         load_pipeline_class(tmp_path)
     assert caught.value.kind == "unsupported"
 

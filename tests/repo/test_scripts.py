@@ -36,7 +36,9 @@ def test_scripts_end_with_a_line_of_json(path):
 @pytest.mark.parametrize(("name", "keys"), QUICK.items())
 def test_quick_scripts_run(name, keys):
     """The quick ones run here, with --tiny, and their ratios have these names."""
-    done = subprocess.run([sys.executable, f"scripts/{name}", "--tiny"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, f"scripts/{name}", "--tiny"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     last = json.loads(done.stdout.splitlines()[-1])
     assert set(last) == {"name", "ok", "ratios"}
     assert set(last["ratios"]) == keys

@@ -41,9 +41,18 @@ def test_legal_arrays(nodes):
     [
         ({"attempts": 11}, "must be 1 to 10"),
         ({"attempts": 0}, "must be 1 to 10"),
-        ({"evaluateOnExit": [{"onExitCode": "1", "action": "EXIT"}] * 5 + [{"onReason": "*", "action": "EXIT"}]}, "at most 5"),
-        ({"evaluateOnExit": [{"onReason": "Host-EC2*", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}]}, "letters, digits"),
-        ({"evaluateOnExit": [{"onReason": "a*b", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}]}, "at the end only"),
+        (
+            {"evaluateOnExit": [{"onExitCode": "1", "action": "EXIT"}] * 5 + [{"onReason": "*", "action": "EXIT"}]},
+            "at most 5",
+        ),
+        (
+            {"evaluateOnExit": [{"onReason": "Host-EC2*", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}]},
+            "letters, digits",
+        ),
+        (
+            {"evaluateOnExit": [{"onReason": "a*b", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}]},
+            "at the end only",
+        ),
         ({"evaluateOnExit": [{"onExitCode": "7?", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}]}, "digits"),
         ({"evaluateOnExit": [{"onExitCode": "75", "action": "RETRY"}]}, "last exit rule"),
         ({"evaluateOnExit": []}, "last exit rule"),
@@ -79,12 +88,16 @@ def test_a_definition_is_named_by_its_content():
     """The same fleet gives the same name, another image another one; nodes and queue do not count."""
     assert job_definition(Fleet("a", IMAGE, num_nodes=2)) == job_definition(Fleet("b", IMAGE, num_nodes=9))
     other = "repository@sha256:" + "b" * 64
-    assert job_definition(Fleet("a", IMAGE))["jobDefinitionName"] != job_definition(Fleet("a", other))["jobDefinitionName"]
+    assert (
+        job_definition(Fleet("a", IMAGE))["jobDefinitionName"] != job_definition(Fleet("a", other))["jobDefinitionName"]
+    )
 
 
 def test_flags_of_the_worker():
     """Settings become flags again: on and off switches, repeated ones, plain values."""
-    command = worker_command(["m.parquet"], {"crf": 20, "keep_latents": True, "file_metadata": False, "override": ("a=1", "b=2")})
+    command = worker_command(
+        ["m.parquet"], {"crf": 20, "keep_latents": True, "file_metadata": False, "override": ("a=1", "b=2")}
+    )
     assert command == [
         "batch-gen", "run", "m.parquet", "--crf", "20", "--keep-latents", "--no-file-metadata",
         "--override", "a=1", "--override", "b=2",

@@ -24,14 +24,29 @@ IMAGE = "repository@sha256:" + "a" * 64
 def manifest(tmp_path):
     """Three small rows."""
     path = tmp_path / "m.parquet"
-    rows = [{"row_id": f"r{i}", "prompt": "a fox", "seed": i, "num_frames": 9, "width": 64, "height": 48, "steps": 2} for i in range(3)]
+    rows = [
+        {"row_id": f"r{i}", "prompt": "a fox", "seed": i, "num_frames": 9, "width": 64, "height": 48, "steps": 2}
+        for i in range(3)
+    ]
     write_manifest(path, rows)
     return path
 
 
 def test_dry_run_prints_the_exact_json(manifest, capsys):
     """--dry-run prints definition and submission, and calls nothing."""
-    arguments = ["submit", str(manifest), "--out", "s3://bucket/run", "--model", "fake", "--nodes", "4", "--image", IMAGE, "--dry-run"]
+    arguments = [
+        "submit",
+        str(manifest),
+        "--out",
+        "s3://bucket/run",
+        "--model",
+        "fake",
+        "--nodes",
+        "4",
+        "--image",
+        IMAGE,
+        "--dry-run",
+    ]
     assert invoke(arguments) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["submitJob"]["arrayProperties"] == {"size": 4}
@@ -159,7 +174,18 @@ def test_a_local_array_survives_kills(manifest, tmp_path, capsys):
             killed.set()
             process.send_signal(signal.SIGKILL)
 
-    command = ["batch-gen", "run", str(manifest), "--model", "fake", "--out", str(tmp_path / "out"), "--quiet", "--lease-ttl", "2"]
+    command = [
+        "batch-gen",
+        "run",
+        str(manifest),
+        "--model",
+        "fake",
+        "--out",
+        str(tmp_path / "out"),
+        "--quiet",
+        "--lease-ttl",
+        "2",
+    ]
     children = run_local(command, 2, strategy(3), kill_once)
     assert children[0].exit_codes == (-9 + 146, 0)
     assert all(child.succeeded for child in children)
@@ -179,7 +205,9 @@ class Loader(yaml.SafeLoader):
     """Reads CloudFormation's short tags as plain values."""
 
 
-Loader.add_multi_constructor("!", lambda loader, suffix, node: loader.construct_scalar(node) if isinstance(node, yaml.ScalarNode) else None)
+Loader.add_multi_constructor(
+    "!", lambda loader, suffix, node: loader.construct_scalar(node) if isinstance(node, yaml.ScalarNode) else None
+)
 
 
 def test_the_job_role_allows_what_workers_call_and_nothing_else():
@@ -191,7 +219,9 @@ def test_the_job_role_allows_what_workers_call_and_nothing_else():
         actions |= {statement["Action"]} if isinstance(statement["Action"], str) else set(statement["Action"])
     assert actions == {"s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
     used = (ROOT / "batch_gen/storage/s3.py").read_text()
-    calls = {name for name in ("get_object", "head_object", "put_object", "delete_object", "list_objects_v2") if name in used}
+    calls = {
+        name for name in ("get_object", "head_object", "put_object", "delete_object", "list_objects_v2") if name in used
+    }
     assert calls == {"get_object", "head_object", "put_object", "delete_object", "list_objects_v2"}
 
 
