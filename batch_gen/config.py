@@ -23,7 +23,8 @@ from batch_gen.request import SamplingDefaults
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RATE_KEY = "cost_per_s"
-_PROFILE_KEYS = ("device", "mesh", "replicas", "attention", "kernels", "compile", "threads")
+_PROFILE_KEYS: tuple[str, ...] = ("device", "mesh", "replicas", "attention", "kernels", "compile", "threads")
+_PROFILE_KEYS += ("experts", "tp_sequence_parallel")
 
 
 class Mesh(BaseModel):
@@ -95,6 +96,8 @@ class Settings(BaseModel):
     replicas: int = Field(ge=1, le=64)
     attention: Literal["auto", "ring", "gather"]
     kernels: Literal["reference", "nki"]
+    experts: Literal["resident", "swap"]
+    tp_sequence_parallel: bool
     compile: Literal["off", "block", "model"]
     threads: int | None = Field(None, ge=1)
     scratch: str | None

@@ -78,6 +78,8 @@ OPERATIONAL: tuple[Flag, ...] = (
     Flag("replicas", "int", None, "operational", "Independent pipelines on this machine."),
     Flag("attention", ("auto", "ring", "gather"), None, "operational", "Attention over context-parallel ranks."),
     Flag("kernels", ("reference", "nki"), None, "operational", "Operator backend."),
+    Flag("experts", ("resident", "swap"), "resident", "operational", "Both experts in memory, or one at a time."),
+    Flag("tp-sequence-parallel", "bool", False, "operational", "Split tokens inside the tensor axis too."),
     Flag("compile", ("off", "block", "model"), None, "operational", "What is compiled (neuron only)."),
     Flag("threads", "int", None, "operational", "CPU threads of one rank; default: the cores, shared fairly."),
     Flag("scratch", "path", None, "operational", "Folder for files in the making; default: the system's."),

@@ -54,7 +54,7 @@ FRAMES_BUDGET_BYTES = 1 << 30
 ENCODER_THREADS = 2
 _RANK_SETTINGS = (
     *("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout"),
-    *("quantization", "modules_to_not_convert"),
+    *("quantization", "modules_to_not_convert", "experts", "tp_sequence_parallel"),
 )
 
 
@@ -269,6 +269,7 @@ def numerics_key(settings: Settings) -> str:
         "cpu": cpu_class() if settings.device == "cpu" else "",
         "mesh": str(settings.mesh),
         "attention": settings.attention if settings.mesh.num_ranks > 1 else "",
+        "tp_sequence_parallel": settings.tp_sequence_parallel,
         "kernels": settings.kernels,
         "compile": settings.compile,
         "threads": rank_threads(settings),

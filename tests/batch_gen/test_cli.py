@@ -34,7 +34,8 @@ SEMANTIC_FLAGS = {
     "run-seed",
 }
 OPERATIONAL_FLAGS = {
-    "out", "profile", "config", "device", "mesh", "for", "replicas", "attention", "kernels", "compile", "threads", "scratch",
+    "out", "profile", "config", "device", "mesh", "for", "replicas", "attention", "kernels", "experts",
+    "tp-sequence-parallel", "compile", "threads", "scratch",
     "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",
     "max-failures", "ok-with-quarantine", "drain-budget", "block-list", "drain-at", "on-clip",
     "max-cost", "price-per-hour", "max-hours", "stall-timeout", "require-same-numerics",
