@@ -1,6 +1,6 @@
-"""Real prompts, end to end: import text files, render on `tiny` to a SeaweedFS bucket, verify, print the figures.
+"""Real prompts, end to end: import text files, render to a SeaweedFS bucket, verify, print the figures.
 
-Run: python scripts/prove_prompts.py [PROMPTS.txt ...] [--num 64] [--full]
+Run: python scripts/prove_prompts.py [PROMPTS.txt ...] [--num 64] [--model tiny] [--full]
 
 Without files it uses tests/data/prompts.txt. `--full` renders the preset's size; the default is small, to be quick.
 Half of the prompts are the shortest of the files, half the longest.
@@ -28,6 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, default=[ROOT / "tests/data/prompts.txt"])
     parser.add_argument("--num", type=int, default=64)
+    parser.add_argument("--model", default="tiny")
     parser.add_argument("--full", action="store_true")
     arguments = parser.parse_args()
     chosen = choose(arguments.files, arguments.num)
@@ -42,7 +43,8 @@ def main() -> int:
         }
         try:
             server.start().make_bucket("prompts")
-            return render(folder, server.endpoint, chosen, () if arguments.full else SMALL)
+            flags = ("--model", arguments.model, *(() if arguments.full else SMALL))
+            return render(folder, server.endpoint, chosen, flags)
         finally:
             server.stop()
 
@@ -56,13 +58,13 @@ def choose(files: list[Path], num: int) -> list[str]:
     return lines[: num - num // 2] + lines[len(lines) - num // 2 :]
 
 
-def render(folder: Path, endpoint: str, chosen: list[str], small: tuple[str, ...]) -> int:
+def render(folder: Path, endpoint: str, chosen: list[str], how: tuple[str, ...]) -> int:
     """Import, run, run again and verify; prints the figures."""
     manifest, out = folder / "manifest.parquet", "s3://prompts/run"
     reach = ("--s3-endpoint", endpoint)
     call("import", str(folder / "prompts.txt"), str(manifest))
     began = time.monotonic()
-    flags = ("--model", "tiny", "--out", out, *reach, *small, "--quiet", "--json")
+    flags = ("--out", out, *reach, *how, "--quiet", "--json")
     first = json.loads(call("run", str(manifest), *flags))
     seconds = time.monotonic() - began
     again = json.loads(call("run", str(manifest), *flags))
