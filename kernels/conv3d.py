@@ -170,7 +170,10 @@ def _act(x: Tensor, gamma: Tensor | None, silu: bool, into: Tensor | None = None
     gain = gamma.to(wide).view(-1, *[1] * (x.dim() - 2)) * x.shape[1] ** 0.5
     work = x.to(wide)
     norm = torch.linalg.vector_norm(work, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
-    out = torch.div(work, norm, out=into) if into is not None and into.dtype == wide else work / norm
+    if into is None:
+        out = work / norm
+    else:
+        out = torch.div(work, norm, out=into if into.dtype == wide else work)
     out.mul_(gain)
     if silu:
         functional.silu(out, inplace=True)

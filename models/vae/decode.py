@@ -28,11 +28,11 @@ MODES = ("exact", "tiled", "reference")
 
 @dataclass(frozen=True, slots=True)
 class Vae:
-    """A loaded autoencoder."""
+    """A loaded autoencoder; the encoder is there if it was asked for."""
 
     spec: VaeSpec
     decoder: Decoder
-    encoder: Encoder
+    encoder: Encoder | None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -71,9 +71,14 @@ class Vae:
         return mean, std
 
 
-def load_vae(folder: Path, dtype: torch.dtype) -> Vae:
-    """The autoencoder of a diffusers `vae` folder, on the CPU; raises ModelError("checkpoint" or "unsupported")."""
-    return Vae(*load_parts(folder, dtype))
+def load_vae(folder: Path, dtype: torch.dtype, device: torch.device | None = None, *, with_encoder: bool = True) -> Vae:
+    """The autoencoder of a diffusers `vae` folder, on `device` (the CPU if none is given).
+
+    Raises ModelError("checkpoint" or "unsupported").
+    """
+    spec, decoder, encoder = load_parts(folder, dtype, with_encoder=with_encoder)
+    target = device or torch.device("cpu")
+    return Vae(spec, decoder.to(target), None if encoder is None else encoder.to(target))
 
 
 def to_uint8(frames: Tensor) -> Tensor:

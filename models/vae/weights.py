@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.checkpoint import Checkpoint, Source, load_parameters, open_checkpoint
+from models.checkpoint import Source, load_parameters, open_checkpoint
 from models.vae.model import Decoder, Encoder
 from models.vae.spec import VaeSpec, read_spec
 
@@ -67,25 +68,31 @@ def _source(ours: str, part: str, theirs: str) -> Source:
     return Source((f"{part}.{theirs}",))
 
 
-def load_parts(folder: Path, dtype: torch.dtype) -> tuple[VaeSpec, Decoder, Encoder]:
-    """Spec, decoder and encoder of a `vae` folder, on the CPU; raises ModelError("checkpoint" or "unsupported")."""
+def load_parts(
+    folder: Path, dtype: torch.dtype, *, with_encoder: bool = True
+) -> tuple[VaeSpec, Decoder, Encoder | None]:
+    """Spec, decoder and (if wanted) encoder of a `vae` folder, on the CPU.
+
+    All keys of both parts must be there. Raises ModelError("checkpoint" or "unsupported").
+    """
     spec = read_spec(folder)
     checkpoint = open_checkpoint(folder)
     with torch.device("meta"):
-        parts = nn.ModuleDict({"decoder": Decoder(spec), "encoder": Encoder(spec)})
-    load_parameters(parts, checkpoint, vae_sources(spec, parts), lambda _name: dtype)
-    decoder, encoder = parts["decoder"].eval(), parts["encoder"].eval()
-    assert isinstance(decoder, Decoder)
-    assert isinstance(encoder, Encoder)
-    return spec, decoder, encoder
+        decoder, encoder = Decoder(spec), Encoder(spec)
+    found, theirs = _sources(spec, decoder), _sources(spec, encoder)
+    if with_encoder:
+        load_parameters(encoder, checkpoint, _beside(theirs, found), lambda _name: dtype)
+    load_parameters(decoder, checkpoint, _beside(found, theirs), lambda _name: dtype)
+    return spec, decoder.eval(), encoder.eval() if with_encoder else None
 
 
-def vae_sources(spec: VaeSpec, parts: nn.ModuleDict) -> dict[str, Source]:
-    """Parameter name within {decoder, encoder} -> its checkpoint key."""
-    names = {part: [name for name, _ in parts[part].named_parameters()] for part in parts}
-    decoder = decoder_sources(spec, names["decoder"])
-    encoder = encoder_sources(spec, names["encoder"])
-    return {f"decoder.{k}": v for k, v in decoder.items()} | {f"encoder.{k}": v for k, v in encoder.items()}
+def _sources(spec: VaeSpec, part: Decoder | Encoder) -> dict[str, Source]:
+    names = [name for name, _ in part.named_parameters()]
+    return decoder_sources(spec, names) if isinstance(part, Decoder) else encoder_sources(spec, names)
 
 
-__all__ = ["Checkpoint", "decoder_sources", "encoder_sources", "load_parts", "vae_sources"]
+def _beside(wanted: dict[str, Source], others: dict[str, Source]) -> dict[str, Source]:
+    """The sources that are read, the first of which allows the keys that are not."""
+    first = next(iter(wanted))
+    unread = tuple(key for source in others.values() for key in source.keys)
+    return {**wanted, first: replace(wanted[first], aliases=unread)}
