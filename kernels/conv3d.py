@@ -142,7 +142,8 @@ def _scratch(like: Tensor, count: int, shape: tuple[int, int, int, int, int]) ->
     size = math.prod(shape)
     flat: Tensor | None = getattr(_SCRATCH, str(like.dtype), None)
     if flat is None or flat.numel() < count * size:
-        flat = torch.empty(count * size, dtype=like.dtype)
+        with torch.inference_mode(mode=False):  # a tensor born in inference mode could not be written to outside of it
+            flat = torch.empty(count * size, dtype=like.dtype)
         setattr(_SCRATCH, str(like.dtype), flat)
     return [flat[i * size : (i + 1) * size].view(shape).permute(0, 4, 1, 2, 3) for i in range(count)]
 
