@@ -1,0 +1,1 @@
+"""Nightly regression renders: a suite, its baselines, gates that bite, and the stage that moved."""
