@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from models.wan.pipeline import Sampling, WanPipeline
+    from models.wan.reference import ReferencePipeline
 
 # Fields that PipelineSpec and PipelineOptions share.
 _OPTIONS = (
@@ -65,6 +66,7 @@ class PipelineSpec:
         mesh: degrees `{"tp", "cp", "cfg"}` of this replica.
         layout: name of the rank layout.
         text_cache_bytes: size of the text cache.
+        implementation: `own`, or `diffusers` for a reference leg of `regress` (CPU, one rank).
     """
 
     model: str
@@ -85,6 +87,7 @@ class PipelineSpec:
     modules_to_not_convert: tuple[str, ...] = ()
     adapters: tuple[dict[str, Any], ...] = ()
     step_cache: dict[str, Any] | None = None
+    implementation: str = "own"
 
 
 class Control(Protocol):
@@ -106,7 +109,7 @@ class Alone:
 class PipelineEngine:
     """An `Engine` around `models.wan.pipeline.WanPipeline`, in this process."""
 
-    def __init__(self, pipeline: WanPipeline) -> None:
+    def __init__(self, pipeline: WanPipeline | ReferencePipeline) -> None:
         self._pipeline = pipeline
 
     def text(self, requests: Sequence[RenderRequest]) -> Events:
@@ -205,6 +208,10 @@ def build_pipeline_engine(
     adapters = tuple(Adapter(**adapter) for adapter in spec.adapters)
     cache = None if spec.step_cache is None else CacheSettings(**spec.step_cache)
     options = PipelineOptions(adapters=adapters, step_cache=cache, **{name: getattr(spec, name) for name in _OPTIONS})
+    if spec.implementation == "diffusers":
+        from models.wan.reference import ReferencePipeline
+
+        return PipelineEngine(ReferencePipeline.load(Path(spec.model), options)), Alone()
     pipeline = load_pipeline_class(Path(spec.model))
     if control_ranks == 1:
         return PipelineEngine(pipeline.load(Path(spec.model), options)), Alone()
