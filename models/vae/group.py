@@ -87,8 +87,11 @@ def buffered(slabs: Iterator[Tensor]) -> Iterator[Tensor]:
     consumed yet is kept: at most one clip, as the next one begins after this iterator has ended.
     """
     box: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
+    num_threads = torch.get_num_threads()
 
     def run() -> None:
+        # OpenMP keeps this number per thread, and oneDNN's bits depend on it: a new thread would start with all cores.
+        torch.set_num_threads(num_threads)
         try:
             for slab in slabs:
                 box.put(slab)
