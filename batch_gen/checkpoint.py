@@ -70,22 +70,24 @@ def default_model(out: str) -> str:
     return "pocket" if (pocket_folder() / "model_index.json").exists() else "tiny"
 
 
-def open_checkpoint(name: str, store_options: StoreOptions | None = None) -> Checkpoint:
+def open_checkpoint(name: str, store_options: StoreOptions | None = None, *, weights: bool = True) -> Checkpoint:
     """Find a checkpoint by name, read its configuration and compute its digest.
 
     Args:
         name: an existing folder, else `pocket`, `tiny` or `fake[:options.json]`, else `s3://...` or `owner/name`.
         store_options: how `s3://` is reached.
+        weights: False where only sizes and tokens count: no weights are fetched or read, and the digest is empty.
 
     Raises:
         CheckpointError: not found, torn or of another kind; the message names the file.
     """
     if name == "fake" or name.startswith("fake:"):
         return Checkpoint(name, None, hashlib.sha256(name.encode()).hexdigest(), "pocket", ModelLimits(name="fake"), {})
-    folder = _folder_of(name, store_options or StoreOptions())
+    folder = _folder_of(name, store_options or StoreOptions(), weights=weights)
     facts = read_facts(folder)
     limits = read_limits(facts, folder)
-    return Checkpoint(name, folder, digest_folder(folder), limits.preset, model_limits(name, limits), facts)
+    digest = digest_folder(folder) if weights else ""
+    return Checkpoint(name, folder, digest, limits.preset, model_limits(name, limits), facts)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -129,7 +131,7 @@ def digest_folder(folder: Path) -> str:
     return total.hexdigest()
 
 
-def _folder_of(name: str, store_options: StoreOptions) -> Path:
+def _folder_of(name: str, store_options: StoreOptions, *, weights: bool) -> Path:
     if Path(name).is_dir():
         return Path(name).resolve()
     if name == "pocket":
@@ -139,9 +141,9 @@ def _folder_of(name: str, store_options: StoreOptions) -> Path:
     if name == "tiny":
         return _build_tiny()
     if name.startswith("s3://"):
-        return fetch_from_store(name, store_options)
+        return fetch_from_store(name, store_options, weights=weights)
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
-        return fetch_from_hub(name)
+        return fetch_from_hub(name, weights=weights)
     near = get_close_matches(name, BUILT_IN, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "built-in names are pocket and tiny; or s3://..., or owner/name"
     raise CheckpointError(f"--model {name}: no such folder; {hint}")

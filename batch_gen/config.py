@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
-from datetime import datetime
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
@@ -18,11 +18,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from batch_gen.errors import ConfigError
-from batch_gen.flags import BY_KEY, FLAGS, SEMANTIC
+from batch_gen.flags import FLAGS, SEMANTIC
+from batch_gen.job_file import blame
 from batch_gen.request import SamplingDefaults
 
 _STRICT = ConfigDict(extra="forbid", frozen=True)
 RATE_KEY = "cost_per_s"
+_DEGREE = re.compile(r"\s*(\w+)\s*=\s*(\d+)\s*", re.ASCII)
 _PROFILE_KEYS: tuple[str, ...] = ("device", "mesh", "replicas", "attention", "kernels", "compile", "threads")
 _PROFILE_KEYS += ("experts", "tp_sequence_parallel")
 
@@ -46,12 +48,15 @@ class Mesh(BaseModel):
     @classmethod
     def parse(cls, text: str) -> Mesh:
         """Parse `tp=2,cp=2,cfg=2`; axes that are left out are 1."""
-        parts = [part.strip() for part in text.split(",") if part.strip()]
+        found = [_DEGREE.fullmatch(part) for part in text.split(",") if part.strip()]
+        degrees = {match[1]: int(match[2]) for match in found if match is not None}
+        wrong = f"mesh {text!r}: expected degrees such as tp=2,cp=2,cfg=2 (cfg is 1 or 2)"
+        if len(degrees) < len(found):
+            raise ConfigError(wrong)
         try:
-            pairs = {key.strip(): int(value) for key, value in (part.split("=") for part in parts)}
-            return cls(**pairs)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"mesh {text!r}: expected degrees such as tp=2,cp=2,cfg=2 (cfg is 1 or 2)") from error
+            return cls(**degrees)
+        except ValidationError as error:
+            raise ConfigError(wrong) from error
 
 
 class Preset(BaseModel):
@@ -141,18 +146,10 @@ class Settings(BaseModel):
     @field_validator("max_failures")
     @classmethod
     def _max_failures(cls, value: str) -> str:
-        number = float(value)
-        if not number >= 0:
-            raise ValueError("must be a count such as 20 or a share such as 0.5")
+        number = float(value) if value.isascii() and "_" not in value else -1.0
+        if not number >= 0 or (number >= 1 and not number.is_integer()):
+            raise ValueError("must be a whole count such as 20, or a share below 1 such as 0.5")
         return value
-
-    @field_validator("max_failures", "drain_at", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        """YAML makes a number or a moment of what a flag gives as text."""
-        if isinstance(value, datetime):
-            return value.isoformat()
-        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
     def semantic(self) -> dict[str, Any]:
         """The settings that decide what a clip looks like, for the fingerprint."""
@@ -205,29 +202,6 @@ def default_profile() -> str:
     return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
 
 
-def read_job_file(path: str | None) -> dict[str, Any]:
-    """Read `--config job.yaml`; keys are flag names, with dashes or underscores.
-
-    Raises:
-        ConfigError: unreadable, no mapping, or a key that is no setting.
-    """
-    if path is None:
-        return {}
-    try:
-        raw = yaml.safe_load(Path(path).read_text("utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config {path}: {error}") from error
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise ConfigError(f"config {path}: expected a mapping of settings, found {type(raw).__name__}")
-    given = {str(key).replace("-", "_"): value for key, value in raw.items()}
-    for key in given:
-        if key not in BY_KEY or key == "config":
-            raise ConfigError(f"config {path}: {key!r} is no setting{_suggest(key)}")
-    return given
-
-
 def resolve(given: Mapping[str, Any], preset: Preset, profile: str) -> Settings:
     """Put all layers together.
 
@@ -249,8 +223,14 @@ def resolve(given: Mapping[str, Any], preset: Preset, profile: str) -> Settings:
     try:
         return Settings.model_validate(layers)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigError(f"settings: {faults}") from error
+        raise ConfigError("; ".join(_fault(item, given) for item in error.errors())) from error
+
+
+def _fault(item: Any, given: Mapping[str, Any]) -> str:
+    """What is wrong with one setting, and where it was said."""
+    key = str(item["loc"][0]) if item["loc"] else ""
+    inner = "".join(f".{part}" for part in item["loc"][1:])
+    return f"{blame(key, given.get(key), given)}{inner}: {item['msg']}"
 
 
 def num_cpus() -> int:
@@ -272,10 +252,8 @@ def _names(folder: str) -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in root.iterdir() if item.name.endswith(".yaml"))
 
 
-def _suggest(name: str, known: list[str] | None = None) -> str:
+def _suggest(name: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
-    names = known if known is not None else [flag.key for flag in FLAGS]
-    near = get_close_matches(name, names, n=1)
-    listed = f"; known: {', '.join(names)}" if known is not None else ""
-    return f" (did you mean {near[0]!r}?)" if near else listed
+    near = get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else f"; known: {', '.join(known)}"

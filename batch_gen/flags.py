@@ -103,9 +103,17 @@ OPERATIONAL: tuple[Flag, ...] = (
     Flag("block-list", "path", None, "operational", "File of patterns: prompts that match are set aside."),
     Flag("drain-at", "str", None, "operational", "Drain at this moment (ISO 8601 with zone)."),
     Flag("on-clip", "str", None, "operational", "A line of JSON per finished clip: - for stdout, or a webhook URL."),
-    Flag("max-cost", "float", None, "operational", "Stop (exit 4) when this worker has cost so much."),
+    Flag(
+        "max-cost", "float", None, "operational", "Stop the run (exit 4) when one start of one worker has cost so much."
+    ),
     Flag("price-per-hour", "float", None, "operational", "Price of this machine, for --max-cost and reports."),
-    Flag("max-hours", "float", None, "operational", "Stop (exit 4) after this many hours."),
+    Flag(
+        "max-hours",
+        "float",
+        None,
+        "operational",
+        "Stop the run (exit 4) when one start of one worker has taken so many hours.",
+    ),
     Flag("stall-timeout", "float", None, "operational", "Seconds without progress after which an engine is killed."),
     Flag("require-same-numerics", "bool", False, "operational", "Refuse to resume on a machine whose bits may differ."),
     Flag("no-token-check", "bool", False, "operational", "Do not count tokens at validation."),

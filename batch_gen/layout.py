@@ -18,6 +18,18 @@ ASIDE_PREFIX: Final = "aside/"
 METRICS_PREFIX: Final = "metrics/"
 ERRORS_PREFIX: Final = "errors/"
 COMPACT_PREFIX: Final = "done/compact-"
+WORKERS_PREFIX: Final = "workers/"
+SUBMIT_PREFIX: Final = "submit/"
+_OURS: Final = (
+    *(RUN_KEY, STOP_KEY, METRICS_TABLE_KEY, CLIPS_TABLE_KEY, "plan-", DONE_PREFIX, LEASE_PREFIX, CLIPS_PREFIX),
+    *(LATENTS_PREFIX, IMAGES_PREFIX, ASIDE_PREFIX, METRICS_PREFIX, ERRORS_PREFIX, WORKERS_PREFIX, SUBMIT_PREFIX),
+    *("report/", "."),  # .probe/ and what file managers leave
+)
+
+
+def is_ours(key: str) -> bool:
+    """Whether a key has its place in an output root."""
+    return key.startswith(_OURS)
 
 
 def clip_key(clip_id: str, suffix: str) -> str:

@@ -26,6 +26,7 @@ from batch_gen.errors import ConfigError, Fault, ManifestError, StoreError
 from batch_gen.layout import chunk_id, plan_key, plan_table_key
 from batch_gen.records import Strict
 from batch_gen.request import RenderRequest
+from batch_gen.runfile import MEND, what_is_wrong
 from batch_gen.storage.base import AlreadyExists, Store, sha256_of
 
 if TYPE_CHECKING:
@@ -369,13 +370,14 @@ def _load_round(store: Store, number: int) -> PlanRound | None:
     try:
         head = RoundHead.model_validate_json(blob.body)
     except ValidationError as error:
-        raise ConfigError(f"{place} is damaged or of another version: {error}") from error
+        raise ConfigError(f"{place} is damaged or of another version ({what_is_wrong(error)}); {MEND}") from error
     with tempfile.TemporaryDirectory(prefix="batch-gen-plan-") as folder:
         path = Path(folder) / "plan.parquet"
         if store.download(head.table, path) is None:
             raise StoreError(f"{place} names {head.table}, which is missing; was the output root copied in part?")
         if sha256_of(path) != head.sha256:
-            raise ConfigError(f"{store.url}/{head.table} is damaged: its SHA-256 is not the one that {place} names")
+            text = f"{store.url}/{head.table} is damaged: its SHA-256 is not the one that {place} names"
+            raise ConfigError(f"{text}; {MEND}")
         return PlanRound(head, pa.memory_map(str(path)))
 
 

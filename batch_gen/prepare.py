@@ -17,7 +17,7 @@ from batch_gen.adapters import find_adapters
 from batch_gen.blocklist import read_block_list
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
-from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, read_job_file, resolve
+from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, resolve
 from batch_gen.errors import ConfigError, UsageError
 from batch_gen.estimate.choose import Work, check_memory, preset_work, question_of, with_mesh
 from batch_gen.estimate.published import published_checkpoint
@@ -25,6 +25,7 @@ from batch_gen.estimate.ranking import Question
 from batch_gen.image_checks import ImageTable, check_images
 from batch_gen.images import ImageReader
 from batch_gen.interruption import parse_moment
+from batch_gen.job_file import read_job_file
 from batch_gen.manifest import (
     Manifest,
     ManifestOptions,
@@ -76,19 +77,20 @@ class Prepared:
         return {"checkpoint": self.checkpoint.digest, **self.settings.semantic(), "lora": adapters}
 
 
-def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
+def prepare(sources: Sequence[str], given: Mapping[str, Any], *, weights: bool = True) -> Prepared:
     """Resolve settings, find the checkpoint and check the whole manifest.
 
     Args:
         sources: manifest files, folders or s3:// URLs.
         given: the flags that somebody set, by key.
+        weights: False where nothing is rendered: weights are neither fetched nor hashed, the digest is empty.
 
     Raises:
         UsageError, ConfigError, CheckpointError, ManifestError: exit code 2; nothing was started.
     """
-    layers = {**read_job_file(given.get("config")), **given}
-    layers["out"] = str(layers.get("out") or default_out(sources))
-    settings, preset, checkpoint = resolve_run(layers)
+    layers = layers_of(given)
+    layers["out"] = default_out(sources) if layers.get("out") is None else str(layers["out"])
+    settings, preset, checkpoint = resolve_run(layers, weights=weights)
     options = manifest_options(settings, preset, checkpoint)
     manifest = read_manifest(manifest_sources(sources, settings), preset.sampling, checkpoint.limits, options)
     settings = place(settings, checkpoint, manifest.survey.work, layers)
@@ -97,22 +99,34 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any]) -> Prepared:
     return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset), images)
 
 
+def layers_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Job file and flags, flags over it.
+
+    Raises:
+        ConfigError: the job file is wrong. UsageError: an empty output root.
+    """
+    layers = {**read_job_file(given.get("config"), reach(given)), **given}
+    if layers.get("out") is not None and not str(layers["out"]).strip():
+        raise UsageError("--out is empty; name a folder or s3://bucket/prefix, or leave it out")
+    return layers
+
+
 def prepare_preset(given: Mapping[str, Any]) -> tuple[Settings, Checkpoint, Work]:
     """As `prepare` for a plan without a manifest: one clip of the preset.
 
     Raises:
         UsageError, ConfigError, CheckpointError, MemoryTooSmall: exit code 2.
     """
-    layers = {"out": "", **read_job_file(given.get("config")), **given}
-    settings, preset, checkpoint = resolve_run(layers)
+    layers = {"out": "", **layers_of(given)}
+    settings, preset, checkpoint = resolve_run(layers, weights=False)
     work = preset_work(preset, checkpoint)
     return place(settings, checkpoint, work, layers), checkpoint, work
 
 
-def resolve_run(layers: Mapping[str, Any]) -> tuple[Settings, Preset, Checkpoint]:
+def resolve_run(layers: Mapping[str, Any], *, weights: bool = True) -> tuple[Settings, Preset, Checkpoint]:
     """Find the checkpoint, its preset and all settings; `--mesh auto` is one rank until `place`."""
     model = str(layers.get("model") or checkpoints.default_model(str(layers["out"])))
-    checkpoint = published_checkpoint(model) or checkpoints.open_checkpoint(model, reach(layers))
+    checkpoint = published_checkpoint(model) or checkpoints.open_checkpoint(model, reach(layers), weights=weights)
     preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
     values = {**layers, "model": model}
     if is_auto(layers):
@@ -281,12 +295,9 @@ def inputs_digest(manifest: Manifest, settings: Settings, preset: Preset) -> str
 
 
 def _fetched(url: str, settings: Settings) -> ManifestSource:
-    root, _, name = url.rpartition("/")
     folder = Path(tempfile.mkdtemp(prefix="batch-gen-manifest-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     store = open_store(root, store_options(settings))
-    if not name or name == "/":
-        raise ConfigError(f"{url}: expected the URL of a Parquet file")
     if store.download(name, folder / name) is None:
         return _fetched_folder(url, settings, folder)
     return ManifestSource(folder / name, url, root)
@@ -297,6 +308,9 @@ def _fetched_folder(url: str, settings: Settings, folder: Path) -> ManifestSourc
     keys = [listed.key for listed in store.list("") if listed.key.endswith(".parquet") and "/" not in listed.key]
     if not keys:
         raise UsageError(f"{url}: no such manifest")
+    root, _, name = url.rpartition("/")
+    if not name or root == "s3:/":
+        return _fetched_folder(url.rstrip("/"), settings, folder)
     for key in keys:
         store.download(key, folder / key)
     return ManifestSource(folder, url, url)

@@ -161,6 +161,13 @@ def _fps_fraction(value: object) -> Fraction:
     return Fraction(text)
 
 
+def plain(text: str) -> str:
+    """The text of a number; ValueError for what Python alone reads as one, such as 1_6 or other scripts' digits."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return text
+
+
 def fps_fault(value: object) -> str | None:
     """Why a cell is no frame rate, or None."""
     hint = "write 24, 23.976 or 30000/1001"

@@ -7,13 +7,14 @@ difference. Everything else in the file is for people and for warnings.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field, ValidationError
 
-from batch_gen.errors import ConfigError
-from batch_gen.layout import RUN_KEY
+from batch_gen.errors import ConfigError, UsageError
+from batch_gen.layout import RUN_KEY, is_ours
 from batch_gen.records import Strict
 from batch_gen.storage.base import AlreadyExists
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from batch_gen.storage.base import Store
 
 OUTPUT_FORMAT: Final = 1
+MAX_SHOWN: Final = 3
+MEND: Final = (
+    "bring the file back from a copy or from an older version of the object; without one, render into another --out:"
+    " the clips that are committed here stay readable"
+)
 
 
 class RunFile(Strict):
@@ -62,7 +68,9 @@ def open_run(store: Store, mine: RunFile) -> RunFile:
 
     Raises:
         ConfigError: The root belongs to a run with other settings (the message names them) or to a newer version.
+        UsageError: It holds other people's files.
     """
+    refuse_foreign(store)
     try:
         store.create(RUN_KEY, mine.to_bytes(), content_type="application/json")
     except AlreadyExists:
@@ -73,6 +81,30 @@ def open_run(store: Store, mine: RunFile) -> RunFile:
             raise ConfigError(_difference_message(store.url, standing, mine)) from None
         return standing
     return mine
+
+
+def refuse_foreign(store: Store) -> None:
+    """A run begins in an empty place, or in one that holds nothing but parts of a run.
+
+    Raises:
+        UsageError: With some of the foreign files.
+    """
+    if store.head(RUN_KEY) is not None:
+        return
+    foreign = list(itertools.islice((each.key for each in store.list("") if not is_ours(each.key)), MAX_SHOWN))
+    if foreign:
+        raise UsageError(
+            f"{store.url} is no output root of batch-gen and not empty ({', '.join(foreign)} ...); "
+            "name an empty or new folder or prefix as --out"
+        )
+
+
+def what_is_wrong(error: Exception) -> str:
+    """The first fault of a document that cannot be read, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the document'}: {first['msg']}"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def load_run(store: Store) -> RunFile | None:
@@ -91,7 +123,7 @@ def load_run(store: Store) -> RunFile | None:
             raise ConfigError(f"{place} has format {version}, this version reads {OUTPUT_FORMAT}; use its batch-gen")
         return RunFile.model_validate_json(blob.body)
     except (ValueError, KeyError, TypeError, ValidationError) as error:
-        raise ConfigError(f"{place} is damaged: {error}") from error
+        raise ConfigError(f"{place} is damaged ({what_is_wrong(error)}); {MEND}") from error
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

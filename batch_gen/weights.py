@@ -25,7 +25,8 @@ from batch_gen.storage.base import Head, Store, StoreOptions, open_store, sha256
 log = logging.getLogger(__name__)
 BLOCK_BYTES = 16 << 20
 NUM_READERS = 8
-SUFFIXES = (".json", ".safetensors", ".model", ".txt")
+CONFIG_SUFFIXES = (".json", ".model", ".txt")
+SUFFIXES = (*CONFIG_SUFFIXES, ".safetensors")
 MAX_KEYS = 10_000
 REPORT_EVERY_S = 10.0
 
@@ -99,18 +100,21 @@ class Transfer:
         return {int(line) for line in lines[1:] if line.isdigit()}
 
 
-def fetch_from_store(url: str, options: StoreOptions) -> Path:
+def fetch_from_store(url: str, options: StoreOptions, *, weights: bool = True) -> Path:
     """Bring a checkpoint in diffusers layout from `s3://bucket/prefix` to the cache; returns its folder.
+
+    Without `weights` only its configuration and tokenizer come, into a folder of their own.
 
     Raises:
         CheckpointError: there is no checkpoint, or a file does not arrive as it is in the store.
         StoreError: the store cannot be reached.
     """
     store = open_store(url, options)
-    folder = cache_folder() / "checkpoints" / f"{_slug(url)}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    name = f"{_slug(url)}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+    folder = cache_folder() / "checkpoints" / (name if weights else f"{name}-config")
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder.with_suffix(".lock")):
-        keys = _wanted_keys(store)
+        keys = _wanted_keys(store, SUFFIXES if weights else CONFIG_SUFFIXES)
         state = folder / ".fetched"
         known = _read_state(state)
         transfers = []
@@ -127,7 +131,7 @@ def fetch_from_store(url: str, options: StoreOptions) -> Path:
     return folder
 
 
-def fetch_from_hub(name: str) -> Path:
+def fetch_from_hub(name: str, *, weights: bool = True) -> Path:
     """Bring a checkpoint from a Hugging Face repository `owner/name` to the cache; returns its folder.
 
     Raises:
@@ -136,9 +140,10 @@ def fetch_from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    folder = cache_folder() / "checkpoints" / f"hub-{name.replace('/', '--')}"
+    folder = cache_folder() / "checkpoints" / f"hub-{name.replace('/', '--')}{'' if weights else '-config'}"
+    suffixes = SUFFIXES if weights else CONFIG_SUFFIXES
     try:
-        snapshot_download(name, local_dir=folder, allow_patterns=[f"*{suffix}" for suffix in SUFFIXES])
+        snapshot_download(name, local_dir=folder, allow_patterns=[f"*{suffix}" for suffix in suffixes])
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
@@ -168,12 +173,12 @@ def _transfer_all(transfers: list[Transfer]) -> Iterator[Transfer]:
     log.info("weights fetched", extra={"fields": {"bytes": moved, "seconds": round(seconds, 2)}})
 
 
-def _wanted_keys(store: Store) -> list[str]:
+def _wanted_keys(store: Store, suffixes: tuple[str, ...]) -> list[str]:
     keys: list[str] = []
     for listed in store.list(""):
         if len(keys) >= MAX_KEYS:
             raise CheckpointError(f"{store.url}: more than {MAX_KEYS} files; is this a checkpoint?")
-        if listed.key.endswith(SUFFIXES) and ".." not in listed.key.split("/") and not listed.key.startswith("/"):
+        if listed.key.endswith(suffixes) and ".." not in listed.key.split("/") and not listed.key.startswith("/"):
             keys.append(listed.key)
     if "model_index.json" not in keys:
         raise CheckpointError(f"{store.url}: no model_index.json; expected a checkpoint in diffusers layout")

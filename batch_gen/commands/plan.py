@@ -30,7 +30,7 @@ def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int
         MemoryTooSmall: after printing, when it does not fit on the mesh and nobody gave `--ignore-memory`.
     """
     if sources:
-        prepared = prepare(sources, given)
+        prepared = prepare(sources, given, weights=False)
         settings, question, body = prepared.settings, prepared.question, describe(prepared)
     else:
         settings, checkpoint, work = prepare_preset(given)

@@ -28,7 +28,7 @@ def validate(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) ->
         BatchGenError: Exit code 2, unless the faults went to stdout as JSON.
     """
     try:
-        prepared = prepare(sources, given)
+        prepared = prepare(sources, given, weights=False)
     except ManifestError as error:
         if not as_json:
             raise

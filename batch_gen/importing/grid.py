@@ -66,7 +66,7 @@ def _value(item: str, rule: rules.Rule, part: str) -> object:
     value: object = part
     if rule.type in {"int32", "int64", "float64"}:
         try:
-            value = float(part) if rule.type == "float64" else int(part)
+            value = float(rule_checks.plain(part)) if rule.type == "float64" else int(rule_checks.plain(part))
         except ValueError:
             raise UsageError(f"--grid {item!r}: {part!r} is no legal {rule.column}; {rule.text}") from None
     message = rule_checks.first_broken(rule, value, _SIZE_MULTIPLE)

@@ -109,7 +109,7 @@ def _override_value(item: str, rule: rules.Rule, text: str, limits: ModelLimits)
     value: object = text
     if rule.type in {"int32", "int64", "float64"}:
         try:
-            number = float(text)
+            number = float(rule_checks.plain(text))
         except ValueError:
             raise UsageError(f"--override {item!r}: {text!r} is no number; {rule.column} must be {rule.text}") from None
         whole = rule.type != "float64" and math.isfinite(number) and number.is_integer()

@@ -227,6 +227,8 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     from batch_gen.storage.folder import FolderStore
     from batch_gen.storage.memory import MemoryStore
 
+    if not url.strip():
+        raise UsageError("an empty output root; use s3://bucket/prefix or a folder")
     options = options or StoreOptions()
     scheme, separator, rest = url.partition("://")
     if not separator:

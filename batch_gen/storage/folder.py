@@ -47,6 +47,7 @@ LOCK_PATIENCE_S: Final = 10.0
 STALE_TEMPORARY_S: Final = 24 * 3600.0
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS, errno.EXDEV}
 _NO_SPACE: Final = {errno.ENOSPC, errno.EDQUOT}
+_NOT_FOR_FILES: Final = ("/proc/", "/sys/")  # they answer a new folder with "no such file"
 _LASTING: Final = {errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
 
 
@@ -183,7 +184,7 @@ class FolderStore:
         for top in (self.root / folder).glob("*"):
             if not top.name.startswith(name) or top == self._private:
                 continue
-            yield from (path for path in (top, *top.rglob("*")) if path.is_file())
+            yield from (path for path in (top, *top.rglob("*")) if os.path.isfile(path))  # noqa: PTH113 - no error where we may not look
 
     @contextlib.contextmanager
     def _explained(self, key: str) -> Iterator[None]:
@@ -194,7 +195,9 @@ class FolderStore:
             if error.errno in _NO_SPACE:
                 raise DiskFull(f"{self.root}: no space left while writing {key}; free space and start again") from error
             said = f"{self.root / key}: {error.strerror or error}"
-            if error.errno in _LASTING:  # starting again would meet the same
+            if error.errno in _LASTING or str(self.root).startswith(
+                _NOT_FOR_FILES
+            ):  # starting again would meet the same
                 advice = "name a folder that this user can write"
                 raise StoreError(f"{said}; {advice}", kind="environment") from error
             raise StoreError(said) from error

@@ -11,11 +11,11 @@ from batch_gen.config import (
     load_profile,
     preset_names,
     profile_names,
-    read_job_file,
     resolve,
 )
 from batch_gen.errors import ConfigError
 from batch_gen.flags import FLAGS, SEMANTIC
+from batch_gen.job_file import read_job_file
 from batch_gen.prepare import check_combinations
 
 GIVEN = {"model": "fake", "out": "o"}
@@ -107,10 +107,14 @@ def test_wrong_job_files(tmp_path, text, words):
         ({"replicas": 0}, "replicas"),
         ({"mesh": "tp=0"}, "mesh"),
         ({"mesh": "tp=2,pp=2"}, "expected degrees"),
-        ({"max_failures": "-1"}, "max_failures"),
-        ({"max_failures": "nan"}, "max_failures"),
-        ({"lease_ttl": 0.1}, "lease_ttl"),
-        ({"chunk_requests": 65}, "chunk_requests"),
+        ({"max_failures": "-1"}, "max-failures"),
+        ({"max_failures": "nan"}, "max-failures"),
+        ({"max_failures": "1.5"}, "whole count"),
+        ({"max_failures": "1_0"}, "whole count"),
+        ({"mesh": "tp=1_6"}, "expected degrees"),
+        ({"mesh": "tp=2,tp=4"}, "expected degrees"),
+        ({"lease_ttl": 0.1}, "lease-ttl"),
+        ({"chunk_requests": 65}, "chunk-requests"),
         ({"decode": "fast"}, "decode"),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from batch_gen.errors import ConfigError
+from batch_gen.errors import ConfigError, StoreError, UsageError
 from batch_gen.runfile import RUN_KEY, fingerprint_of, load_run, new_run, open_run
+from batch_gen.storage.base import open_store
 from batch_gen.storage.memory import MemoryStore
 
 SETTINGS = {"model": "sha-a", "crf": 16, "solver": "unipc", "run_seed": 0}
@@ -43,3 +44,35 @@ def test_fingerprint_knows_values_not_order():
     """Order of settings means nothing, any value means something."""
     assert fingerprint_of({"a": 1, "b": 2}) == fingerprint_of({"b": 2, "a": 1})
     assert fingerprint_of({"a": 1}) != fingerprint_of({"a": 1.5})
+
+
+def test_a_foreign_folder_is_refused(tmp_path):
+    """A run begins in an empty place or among parts of a run, never among other people's files."""
+    (tmp_path / "holiday.jpg").write_bytes(b"x")
+    (tmp_path / ".DS_Store").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"not empty \(holiday.jpg"):
+        open_run(open_store(str(tmp_path)), new_run({"crf": 16}))
+    assert not (tmp_path / "run.json").exists()
+    (tmp_path / "holiday.jpg").unlink()
+    (tmp_path / "submit").mkdir()
+    (tmp_path / "submit" / "a-m.parquet").write_bytes(b"x")
+    assert open_run(open_store(str(tmp_path)), new_run({"crf": 16})).settings == {"crf": 16}
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"format": 1}', b'{"format": 1, "settings": {}, "fingerprint": 3}'])
+def test_a_damaged_run_file_says_what_to_do(body):
+    """One line: the file, its first fault, and the two ways on."""
+    store = MemoryStore()
+    store.create("run.json", body)
+    with pytest.raises(ConfigError) as error:
+        load_run(store)
+    assert "run.json is damaged" in error.value.message
+    assert "another --out" in error.value.message
+    assert "\n" not in error.value.message
+
+
+def test_a_place_that_never_takes_files_is_exit_2():
+    """/proc answers "no such file" for ever: starting again would not help."""
+    with pytest.raises(StoreError) as error:
+        open_run(open_store("/proc/x"), new_run({"crf": 16}))
+    assert error.value.exit_code == 2

@@ -36,6 +36,15 @@ def test_everything_that_counts_arrives():
     assert (folder / "transformer/weights.safetensors").read_bytes() == bytes(range(256)) * 17
 
 
+def test_planning_fetches_no_weights():
+    """Whoever submits or plans gets configuration alone, in a folder that no run takes for a checkpoint."""
+    store = MemoryStore.named("weights-config")
+    fill(store)
+    folder = weights.fetch_from_store("memory://weights-config", StoreOptions(), weights=False)
+    assert [path.name for path in folder.rglob("*") if path.is_file() and path.name[0] != "."] == ["model_index.json"]
+    assert folder != weights.fetch_from_store("memory://weights-config", StoreOptions())
+
+
 def test_only_what_changed_is_fetched_again(monkeypatch):
     """A second call reads nothing, and a changed object is read anew."""
     store = MemoryStore.named("weights-b")
