@@ -8,12 +8,16 @@ chunk numbers and the quarantined clips by name), so that it does not grow with 
 from __future__ import annotations
 
 import bisect
+import contextlib
+import logging
+import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from pydantic import Field, ValidationError
 
-from batch_gen.errors import CheckFailed
+from batch_gen.errors import BatchGenError, CheckFailed
 from batch_gen.layout import COMPACT_PREFIX, DONE_PREFIX, compact_key, done_key
 from batch_gen.records import Strict, Verdict
 from batch_gen.storage.base import AlreadyExists
@@ -23,8 +27,10 @@ if TYPE_CHECKING:
 
     from batch_gen.storage.base import Store
 
+LOG: Final = logging.getLogger(__name__)
 DONE_FORMAT: Final = 1
 COMPACT_ABOVE: Final = 10_000
+FOLD_BY: Final = 1.5
 NUM_READERS: Final = 16
 
 
@@ -95,6 +101,11 @@ class DoneLog:
             self._compact = self._load_compact(newest)
         names = (key[len(DONE_PREFIX) : -len(".json")] for key in keys if not key.startswith(COMPACT_PREFIX))
         self._single = {name for name in names if not _within(self._compact, name)}
+
+    @property
+    def num_single(self) -> int:
+        """Entries that no summary holds."""
+        return len(self._single)
 
     def __contains__(self, chunk: str) -> bool:
         """Whether a chunk is finished, as far as we know."""
@@ -188,6 +199,38 @@ class DoneLog:
             return Compact.model_validate_json(b"" if blob is None else blob.body)
         except ValidationError as error:
             raise CheckFailed(f"{self._store.url}/{key} is damaged; see batch-gen verify --fix") from error
+
+
+class Folder:
+    """Folds a long log beside a worker's own work, so that no listing grows with the run.
+
+    Each worker has a limit of its own between once and `FOLD_BY` times `compact_above`: rarely do two fold at once, and
+    then one of them has only looked.
+    """
+
+    def __init__(self, store: Store, compact_above: int = COMPACT_ABOVE, dice: random.Random | None = None) -> None:
+        self._store = store
+        self._compact_above = compact_above
+        self._limit = compact_above * (dice or random.Random()).uniform(1.0, FOLD_BY)
+        self._thread: threading.Thread | None = None
+
+    def look(self, log: DoneLog) -> None:
+        """Begin to fold when the log that was just refreshed is too long and nothing is being folded here."""
+        if log.num_single > self._limit and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._fold, name="fold", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was begun is over."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _fold(self) -> None:
+        log = DoneLog(self._store, self._compact_above)  # a view of its own: the worker's is read meanwhile
+        with contextlib.suppress(BatchGenError):
+            log.refresh()
+            if log.compact():
+                LOG.info("folded the done log")
 
 
 def _split(chunk: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
@@ -20,6 +21,7 @@ USES: Final = (RENDER, "cold_start", "failed", "duplicate")
 """What an engine's second may be spent on: committed clips, loading and compiling, attempts that failed, clips that
 another worker had committed first. The rest is idle."""
 COMMITTED: Final = "committed"
+NUM_READERS: Final = 16
 _ENGINE_STAGES: Final = ("text_s", "denoise_s", "decode_s")
 
 
@@ -143,6 +145,11 @@ class Meter:
         finally:
             self.spent(use, self.now() - before)
 
+    def moved(self, use: str, seconds: float) -> None:
+        """Seconds that were counted as rendering turned out to be spent on another use."""
+        self.spent(RENDER, -seconds)
+        self.spent(use, seconds)
+
     def committed(self, video_s: float) -> None:
         """A clip of so many seconds of video is committed."""
         self._add(RunSummary(num_committed=1, video_s=video_s))
@@ -217,5 +224,5 @@ def rebuild_tables(store: Store) -> list[dict[str, Any]]:
 
 def _parts(store: Store, prefix: str) -> list[bytes]:
     keys = sorted(listed.key for listed in store.list(prefix))
-    blobs = (store.get(key) for key in keys)
-    return [blob.body for blob in blobs if blob is not None]
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        return [blob.body for blob in pool.map(store.get, keys) if blob is not None]

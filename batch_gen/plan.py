@@ -90,11 +90,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How a round is made; `facts` are the fields of `RoundHead` that the caller knows (inputs, worker, created)."""
+    """How a round is made.
+
+    Attributes:
+        facts: The fields of `RoundHead` that the caller knows (inputs, worker, created).
+        num_clips: Of the manifest, where the caller counted them.
+    """
 
     max_requests: int | None = None
     cost_per_s: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    num_clips: int | None = None
 
     @property
     def inputs(self) -> str:
@@ -240,6 +246,13 @@ def plan_run(store: Store, rows: Callable[[], Iterable[PlanRow]], options: PlanO
     """
     plan = load_plan(store)
     while not _covered(plan, options):
+        if not plan.rounds:  # all of it is new: nothing of it is kept in memory
+            num_clips = sum(1 for _ in rows()) if options.num_clips is None else options.num_clips
+            if num_clips == 0:
+                break
+            _write_round(store, rows(), 0, num_clips, options)
+            plan.refresh(store)
+            continue
         known = _Known(plan)
         new = known.compare(rows())
         if not new:

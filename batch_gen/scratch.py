@@ -9,14 +9,16 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
 from batch_gen import ffmpeg
 from batch_gen.encode import EncodeSettings, VideoSpec
 from batch_gen.errors import DiskFull, EnvironmentFault
+from batch_gen.request import Bucket
 
 PREFIX: Final = "batch-gen-"
 LOCK_NAME: Final = "owner.lock"
@@ -31,6 +33,12 @@ def file_bound_bytes(spec: VideoSpec, settings: EncodeSettings) -> int:
     """
     raw_bytes = spec.frame_bytes * spec.num_frames
     return (raw_bytes * 9 // 8 if settings.spec.lossless else raw_bytes // 2) + 1024 * 1024
+
+
+def largest_spec(buckets: Iterable[Bucket]) -> VideoSpec:
+    """The largest clip of some shapes; its rate does not matter here."""
+    largest = max(buckets, key=lambda b: b.num_frames * b.width * b.height)
+    return VideoSpec(largest.width, largest.height, Fraction(1), largest.num_frames)
 
 
 def needed_bytes(largest: VideoSpec, settings: EncodeSettings, num_in_flight: int) -> int:

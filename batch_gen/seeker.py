@@ -6,10 +6,11 @@ import hashlib
 import random
 from typing import TYPE_CHECKING, Final
 
+from batch_gen.donelog import Folder
 from batch_gen.lease import Lease, Seen, Watch, claim, read_lease, take_over
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from batch_gen.donelog import DoneLog
     from batch_gen.lease import Owner
@@ -39,6 +40,7 @@ class Seeker:
         self._shard = shard
         self._random = random.Random(owner.id)
         self._watch = Watch(owner.clock)
+        self._folder = Folder(store, dice=self._random)
         self._next_look: dict[str, float] = {}
         self._known: set[str] = set()
         self._order: list[Chunk] = []
@@ -55,6 +57,7 @@ class Seeker:
         """Read the done log and new rounds again."""
         self._plan.refresh(self._store)
         self._done.refresh()
+        self._folder.look(self._done)
         mine = self._mine()
         self._ids = frozenset(chunk.id for chunk in mine)
         self._order = sorted((chunk for chunk in mine if chunk.id not in self._done), key=self._rank)
@@ -62,13 +65,16 @@ class Seeker:
 
     def open_chunks(self, held: Collection[str]) -> list[Chunk]:
         """Chunks that are neither finished nor ours, in the order of claims."""
-        return [chunk for chunk in self._order if chunk.id not in held and chunk.id not in self._done]
+        return list(self._open(held))
+
+    def _open(self, held: Collection[str]) -> Iterator[Chunk]:
+        return (chunk for chunk in self._order if chunk.id not in held and chunk.id not in self._done)
 
     def find(self, held: Collection[str], bucket: str | None) -> tuple[Chunk, Lease] | None:
         """Claim or take over the first chunk that can be had; with a bucket, only among its chunks."""
         if self._owner.clock() - self._refreshed_at > self._owner.ttl_s:
             self.refresh()
-        for chunk in self.open_chunks(held):
+        for chunk in self._open(held):
             if (bucket is None or chunk.bucket == bucket) and self._next_look.get(chunk.id, 0.0) <= self._owner.clock():
                 lease = self._try(chunk)
                 if lease is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batch_gen.donelog import DoneChunk, DoneLog
+from batch_gen.donelog import DoneChunk, DoneLog, Folder
 from batch_gen.errors import CheckFailed
 from batch_gen.layout import chunk_id, done_key
 from batch_gen.records import Verdict
@@ -108,6 +108,25 @@ def test_racing_folders_lose_nothing():
         log.refresh()
         assert log.tally().num_chunks == 40
         assert log.tally().num_committed == 40
+
+
+def test_a_long_log_is_folded_beside_the_work():
+    """A worker that finds the log long folds it in the background, once for a look; a short one is left alone."""
+    store = MemoryStore()
+    log = log_with(store, range(10))
+    folder = Folder(store, compact_above=10)
+    folder.look(log)
+    folder.wait()
+    assert len(list(store.list("done/"))) == 10
+    for number in range(10, 16):
+        log.add(entry(chunk_id(0, number)))
+    folder.look(log)
+    folder.look(log)
+    folder.wait()
+    assert [e.key for e in store.list("done/")] == ["done/compact-00000.json"]
+    log.refresh()
+    assert log.num_single == 0
+    assert log.tally().num_chunks == 16
 
 
 def test_late_entry_of_a_folded_chunk_is_ignored():

@@ -9,6 +9,8 @@ Every request draws its fate from a seeded generator:
     slow     some time passes first
     cut      the connection ends in the middle of the body, of the request or of the answer
 
+`requests` counts what came by its kind: PUT, GET, HEAD, DELETE, LIST, POST.
+
 A write to a key that ends with one of `refused` never arrives: the answer is a 400, which no client tries again.
 """
 
@@ -41,6 +43,7 @@ class FaultProxy:
         self.rates = rates
         self.refused = refused
         self.counts: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         proxy = self
@@ -84,6 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     owner: FaultProxy
 
     def _handle(self) -> None:
+        self.owner.requests["LIST" if "list-type=" in self.path else self.command] += 1
         conditional = "if-match" in self.headers or "if-none-match" in self.headers
         fate = self.owner.fate(conditional=conditional)
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
