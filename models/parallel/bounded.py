@@ -58,7 +58,7 @@ class BoundedAttention(nn.Module):
 
 
 class Repetition:
-    """Runs a model's forward again with the true maximum where the bound lost rows on any rank.
+    """Runs a model's evaluation again with the true maximum where the bound lost rows on any rank.
 
     Args:
         layers: the bounded attentions of the model, in order.
@@ -70,19 +70,22 @@ class Repetition:
         self.underflowed: list[int] = [0] * len(self.layers)  # of the last forward, per layer, over all ranks
         self.num_repeated = 0
 
-    def watch(self, model: nn.Module) -> None:
-        """Check after each forward of `model` from now on."""
-        model.register_forward_hook(self._after)
+    def run(self, evaluate: Callable[[], Any]) -> Any:
+        """What `evaluate` returns, from a second run of it with the true maximum where the bound lost rows.
 
-    def _after(self, model: nn.Module, args: tuple[Any, ...], _output: Any) -> Any:
+        It may run all layers or some of them. Host code: it stands between graphs, never inside one.
+        """
+        for layer in self.layers:
+            layer.num_underflowed.zero_()  # of layers that do not run now
+        out = evaluate()
         counts = torch.cat([layer.num_underflowed for layer in self.layers])
         self.underflowed = [int(count) for count in all_reduce(counts, self.world)]
         if not any(self.underflowed):
-            return None
+            return out
         self.num_repeated += 1
         self._set_exact(exact=True)
         try:
-            return model.forward(*args)  # not through the hook again
+            return evaluate()
         finally:
             self._set_exact(exact=False)
 

@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from models.checkpoint_files import read_json
 from models.device import Device
 from models.errors import ModelError
 from models.lora import Adapter
-from models.wan.model import TextKeys, WanTransformer
+from models.wan.graphs import ExpertGraphs
+from models.wan.model import Rope, TextKeys, WanTransformer
 from models.wan.spec import TransformerSpec, transformer_spec
 from models.wan.text import TextHandle, stack_texts
 
@@ -23,6 +26,7 @@ class Experts:
     boundary: timesteps at or above it go to the high-noise expert; None: there is one expert for all.
     read: one expert (this rank's part of it) from its folder, onto the device.
     swap: only the expert in use is in memory, the other is read again at each switch.
+    as_graphs: what is compiled of an expert.
     """
 
     folders: dict[str, Path]
@@ -31,7 +35,8 @@ class Experts:
     read: Callable[[Path], WanTransformer]
     device: Device
     swap: bool
-    _models: dict[str, WanTransformer] = field(default_factory=dict)
+    as_graphs: Callable[[WanTransformer], ExpertGraphs] = ExpertGraphs
+    _graphs: dict[str, ExpertGraphs] = field(default_factory=dict)
     _texts: dict[tuple[str, int], tuple[tuple[str, ...], list[TextKeys]]] = field(default_factory=dict)
 
     def stage(self, timestep: float) -> str:
@@ -40,27 +45,54 @@ class Experts:
 
     def model(self, stage: str) -> WanTransformer:
         """The expert of a stage, read if it is not in memory."""
-        if stage not in self._models:
+        return self.graphs(stage).model
+
+    def graphs(self, stage: str) -> ExpertGraphs:
+        """The same as graphs."""
+        if stage not in self._graphs:
             if self.swap:
-                self._models.clear()
+                self._graphs.clear()
                 self._texts.clear()
-            self._models[stage] = self.read(self.folders[stage])
-        return self._models[stage]
+            self._graphs[stage] = self.as_graphs(self.read(self.folders[stage]))
+        return self._graphs[stage]
+
+    def velocity(
+        self, stage: str, slot: int, handles: Sequence[TextHandle], inputs: tuple[Tensor, Tensor, Rope]
+    ) -> Tensor:
+        """An expert's velocity [B, C, T, h, w] under a batch of texts; inputs: latents, timestep, rope tables.
+
+        The first evaluation under a text makes its keys and values, the later ones take them.
+        """
+        latents, timestep, rope = inputs
+        graphs = self.graphs(stage)
+        keys = self._kept(stage, slot, handles)
+        if keys is not None:
+            return graphs.steady(latents, timestep, keys, rope)
+        velocity, keys = graphs.first(latents, timestep, *stack_texts(handles, full=self.device.static_shapes), rope)
+        self._keep(stage, slot, handles, keys)
+        return velocity
 
     def text_keys(self, stage: str, slot: int, handles: Sequence[TextHandle]) -> list[TextKeys]:
         """Keys and values of a batch of texts for each layer of an expert.
 
         The last texts of each slot (0: the prompt, 1: a negative prompt that runs on its own) are kept.
         """
-        ids = tuple(handle.id for handle in handles)
-        kept = self._texts.get((stage, slot))
-        if kept is not None and kept[0] == ids:
-            return kept[1]
-        model = self.model(stage)
-        rows, repeats = stack_texts(handles, full=self.device.static_shapes)
-        keys: list[TextKeys] = model.text_keys(rows, repeats)
-        self._texts[stage, slot] = (ids, keys)
+        keys = self._kept(stage, slot, handles)
+        if keys is None:
+            keys = self.graphs(stage).keys(*stack_texts(handles, full=self.device.static_shapes))
+            self._keep(stage, slot, handles, keys)
         return keys
+
+    def _kept(self, stage: str, slot: int, handles: Sequence[TextHandle]) -> list[TextKeys] | None:
+        ids, keys = self._texts.get((stage, slot), ((), None))
+        return keys if ids == _ids(handles) else None
+
+    def _keep(self, stage: str, slot: int, handles: Sequence[TextHandle], keys: list[TextKeys]) -> None:
+        self._texts[stage, slot] = (_ids(handles), keys)
+
+
+def _ids(handles: Sequence[TextHandle]) -> tuple[str, ...]:
+    return tuple(handle.id for handle in handles)
 
 
 def check_adapters(adapters: Sequence[Adapter], index: dict[str, Any]) -> None:
@@ -79,6 +111,7 @@ def load_experts(
     device: Device,
     *,
     swap: bool,
+    as_graphs: Callable[[WanTransformer], ExpertGraphs] = ExpertGraphs,
 ) -> Experts:
     """The experts that a model_index.json names; raises ModelError("checkpoint" or "unsupported")."""
     ratio = index.get("boundary_ratio")
@@ -89,7 +122,7 @@ def load_experts(
     if specs[0] != specs[-1]:
         raise ModelError("unsupported", f"{folder}: transformer and transformer_2 have different sizes")
     boundary = None if ratio is None else float(ratio) * num_train_timesteps
-    experts = Experts(folders, specs[0], boundary, read, device, swap)
+    experts = Experts(folders, specs[0], boundary, read, device, swap, as_graphs)
     if not swap:
         for stage in folders:
             experts.model(stage)

@@ -4,14 +4,14 @@ Source: diffusers' `WanTransformer3DModel`; on float32 weights the numbers agree
 B batch, L tokens, S text rows, H heads (of this rank), D head width, W model width.
 
 Residual sums are carried into the next norm (`kernels.adaln`), so a block takes and returns the stream before its last
-sum. The attributes `attend`, `mean_squares`, `mean_square` and `tokens` are where a mesh steps in; a module may then
-see a part of the tokens and of the heads, so widths and lengths are read from the tensors at hand.
+sum. The attributes `attend`, `mean_squares`, `mean_square`, `tokens` and `settle` are where a mesh steps in; a module
+may then see a part of the tokens and of the heads, so widths and lengths are read from the tensors at hand.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -73,12 +73,12 @@ class TextKeys:
 class Modulation:
     """What the timestep does to the blocks.
 
-    values: [K, 6, W] float32, one set per timestep of the clip. rows: [1, N] int64, which of the K each token held
-    here takes; None: there is one for all.
+    values: [K, 6, W] float32, one set per timestep of the clip, K is 1 or 2. later: [1, N, 1] bool, whether a token
+    held here takes the second of two sets; None: there is one for all.
     """
 
     values: Tensor
-    rows: Tensor | None = None
+    later: Tensor | None = None
 
     def split(self, table_1MW: Tensor) -> tuple[Tensor, ...]:
         """The values plus a table [1, M, W], as M tensors [1, 1 or N, W]."""
@@ -86,7 +86,7 @@ class Modulation:
 
     def of_tokens(self, part_KW: Tensor) -> Tensor:
         """[K, W] -> [1, 1 or N, W], each token's."""
-        return part_KW.unsqueeze(1) if self.rows is None else part_KW[self.rows]
+        return part_KW.unsqueeze(1) if self.later is None else torch.where(self.later, part_KW[1], part_KW[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +264,11 @@ class TwoLayers(nn.Module):
         return out
 
 
+def _once(evaluate: Callable[[], Any]) -> Any:
+    """The result of one run."""
+    return evaluate()
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
@@ -283,6 +288,7 @@ class WanTransformer(nn.Module):
         self.scale_shift_table = nn.Parameter(torch.zeros(1, 2, spec.width))
         self.proj_out = nn.Linear(spec.width, spec.out_channels * patch)
         self.tokens: Tokens = AllTokens()
+        self.settle: Callable[[Callable[[], Any]], Any] = _once  # runs an evaluation, again if the host finds it wrong
 
     @property
     def dtype(self) -> torch.dtype:
@@ -308,10 +314,10 @@ class WanTransformer(nn.Module):
         """The stream [1, N, W] before the first block, and what all blocks need; arguments as in `forward`."""
         tokens = self.patch_embedding(patchify(latents.to(self.dtype), self.spec.patch_size))
         embedded, values = self._embed_time(timestep)
-        rows = self._time_rows(tokens, latents.shape[2]) if timestep.shape[0] > 1 else None
-        ends = Modulation(embedded.unsqueeze(1), rows)
+        later = self._later(tokens, latents.shape[2]) if timestep.shape[0] > 1 else None
+        ends = Modulation(embedded.unsqueeze(1), later)
         local = self.tokens.scatter_rope(rope)
-        frame = Frame(Modulation(values, rows), ends, local, tokens.shape[1], tuple(latents.shape[2:]))
+        frame = Frame(Modulation(values, later), ends, local, tokens.shape[1], tuple(latents.shape[2:]))
         return frame, Stream(self.tokens.scatter(tokens))
 
     def through(self, frame: Frame, stream: Stream, text: list[TextKeys], which: slice) -> Stream:
@@ -327,12 +333,12 @@ class WanTransformer(nn.Module):
         velocity = self.tokens.gather(self.proj_out(normal), frame.num_tokens)
         return unpatchify(velocity, frame.size, self.spec).float()
 
-    def _time_rows(self, tokens_BLW: Tensor, num_frames: int) -> Tensor:
-        """[1, N] int64 for the tokens held here: 0 in the first latent frame, 1 behind it."""
+    def _later(self, tokens_BLW: Tensor, num_frames: int) -> Tensor:
+        """[1, N, 1] bool for the tokens held here: whether they lie behind the first latent frame."""
         num_tokens = tokens_BLW.shape[1]
         first = num_tokens // (num_frames // self.spec.patch_size[0])
-        is_later = (torch.arange(num_tokens, device=tokens_BLW.device) >= first).view(1, -1, 1)
-        return self.tokens.scatter(is_later.to(torch.int64)).squeeze(-1)
+        is_later = torch.arange(num_tokens, dtype=torch.int32, device=tokens_BLW.device) >= first
+        return self.tokens.scatter(is_later.view(1, -1, 1))
 
     def _embed_time(self, timestep: Tensor) -> tuple[Tensor, Tensor]:
         """[K] -> embeddings [K, W] and their six modulations [K, 6, W], rounded where diffusers rounds, as float32."""

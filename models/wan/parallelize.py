@@ -112,13 +112,13 @@ def parallelize(
 
 
 def bound_attention(model: WanTransformer, tokens: TokenSplit, mesh: Mesh) -> Repetition:
-    """Let every layer's ring use the constant bound, and repeat a forward where it lost rows (`parallel.bounded`)."""
+    """Let every layer's ring use the constant bound, and repeat what lost rows (`parallel.bounded`)."""
     layers = []
     for block in _blocks(model):
         layers.append(BoundedAttention(mesh.cp, mesh.ring_pairs("cp"), tokens.valid_tokens, tokens.place.device))
         block.attn1.attend = layers[-1]
     repetition = Repetition(layers, mesh.world)
-    repetition.watch(model)
+    model.settle = repetition.run
     return repetition
 
 

@@ -21,14 +21,15 @@ from models.errors import ModelError
 from models.events import DoneEvent, Event, StepEvent, TapEvent
 from models.lora import Adapter
 from models.parallel import layout
-from models.parallel.collectives import broadcast, check_agreement, gather_blocks
+from models.parallel.collectives import broadcast, check_agreement
 from models.parallel.loading import LoadMeter
 from models.parallel.mesh import Mesh, single
 from models.quantize import quantization
 from models.vae.decode import decode_stream, load_vae
 from models.wan.condition import NOTHING, Condition, Still, check_conditioning, encode_channels, encode_first
 from models.wan.experts import LOW, Experts, check_adapters, load_experts
-from models.wan.model import Rope, TextKeys, WanTransformer
+from models.wan.graphs import Guidance
+from models.wan.model import Rope
 from models.wan.parallelize import Changes, load_expert
 from models.wan.rope import rope_tables
 from models.wan.solver import Solver, initial_noise, make_solver, num_train_timesteps
@@ -108,6 +109,7 @@ class WanPipeline:
         check_cache(options.step_cache, layers, str(folder))
         self.experts = load_experts(folder, index, train, read, device, swap=options.experts == "swap")
         self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes, mesh)
+        self.guidance = Guidance(mesh.cfg, device.torch_device)
         self.vae = load_vae(folder / "vae", torch.float32)
         self.spec = self._spec(index)
         self._rope: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
@@ -288,28 +290,31 @@ class WanPipeline:
 
     def velocity(self, clip: "_Clip", timestep: float, stage: str, latents: Tensor) -> Tensor:
         """The guided velocity [1, C, T, h, w] float32 of latents of the same shape."""
-        model = self.experts.model(stage)
         times = clip.condition.timesteps(timestep)
         time = torch.tensor(times, dtype=torch.float32, device=self.device.torch_device)
-        latents = clip.condition.model_input(latents)
+        inputs = (clip.condition.model_input(latents), time, clip.rope)
         guidance = clip.guidance(stage)
         if guidance is not None and not self.mesh.cfg.is_trivial:
             own = self.mesh.cfg.index
-            keys = self.experts.text_keys(stage, own, clip.texts[own : own + 1])
-            velocity = clip.evaluate((stage, own), model, (latents, time, keys, clip.rope))
-            positive, negative = gather_blocks(velocity, self.mesh.cfg)
-            return negative + guidance * (positive - negative)
+            return self.guidance.gather(self._evaluate(clip, stage, own, clip.texts[own : own + 1], inputs), guidance)
         texts = clip.texts[:1] if guidance is None else clip.texts
         batched = clip.cache is None and self.device.name == "cpu" and clip.rope[0].shape[0] <= BATCHED_TOKENS
         batches = [texts] if batched else [[handle] for handle in texts]
-        parts: list[Tensor] = [
-            clip.evaluate((stage, slot), model, (latents, time, self.experts.text_keys(stage, slot, batch), clip.rope))
-            for slot, batch in enumerate(batches)
-        ]
+        parts = [self._evaluate(clip, stage, slot, batch, inputs) for slot, batch in enumerate(batches)]
         if guidance is None:
             return parts[0]
         positive, negative = parts[0].chunk(2) if batched else parts
-        return negative + guidance * (positive - negative)
+        return self.guidance.guide(positive, negative, guidance)
+
+    def _evaluate(
+        self, clip: "_Clip", stage: str, slot: int, texts: list[TextHandle], inputs: tuple[Tensor, Tensor, Rope]
+    ) -> Tensor:
+        """An expert's velocity under a batch of texts, by way of the step cache where there is one."""
+        if clip.cache is None:
+            return self.experts.velocity(stage, slot, texts, inputs)
+        latents, time, rope = inputs
+        keys = self.experts.text_keys(stage, slot, texts)
+        return clip.cache.velocity((stage, slot), self.experts.graphs(stage), (latents, time, keys, rope))
 
     def _cache(self) -> StepCache | None:
         """A fresh cache, so that no clip sees another's."""
@@ -333,15 +338,6 @@ class _Clip:
     solver: Solver
     condition: Condition
     cache: StepCache | None = None
-
-    def evaluate(
-        self, branch: tuple[str, int], model: WanTransformer, inputs: tuple[Tensor, Tensor, list[TextKeys], Rope]
-    ) -> Tensor:
-        """The model's velocity, by way of the step cache where there is one."""
-        if self.cache is None:
-            out: Tensor = model(*inputs)
-            return out
-        return self.cache.velocity(branch, model, inputs)
 
     def guidance(self, stage: str) -> float | None:
         """The factor of a step, or None when only the prompt runs."""

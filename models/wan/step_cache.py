@@ -13,7 +13,8 @@ from torch import Tensor
 from models.errors import ModelError
 from models.parallel.collectives import all_reduce
 from models.parallel.mesh import Axis
-from models.wan.model import Rope, Stream, TextKeys, WanTransformer
+from models.wan.graphs import ExpertGraphs
+from models.wan.model import Rope, Stream, TextKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class StepCache:
     branches: dict[tuple[str, int], Branch] = field(default_factory=dict)
 
     def velocity(
-        self, key: tuple[str, int], model: WanTransformer, inputs: tuple[Tensor, Tensor, list[TextKeys], Rope]
+        self, key: tuple[str, int], model: ExpertGraphs, inputs: tuple[Tensor, Tensor, list[TextKeys], Rope]
     ) -> Tensor:
-        """As `model(*inputs)`, of a branch (expert, text slot)."""
+        """As `model.steady(*inputs)`, of a branch (expert, text slot)."""
         latents, timestep, text, rope = inputs
         branch = self.branches.setdefault(key, Branch())
         frame, stream = model.begin(latents, timestep, rope)

@@ -23,9 +23,8 @@ def forward(mesh: Mesh, folder, gain: float, *, bounded: bool):
     make = torch.Generator().manual_seed(0)
     latents, text = torch.randn(1, 16, 3, 6, 10, generator=make), torch.randn(1, 7, 64, generator=make)
     with torch.inference_mode():
-        out = model(
-            latents, torch.tensor([500.0]), model.text_keys(text), rope_tables(GRID, model.spec.attention_head_dim)
-        )
+        arguments = (torch.tensor([500.0]), model.text_keys(text), rope_tables(GRID, model.spec.attention_head_dim))
+        out = model.settle(lambda: model(latents, *arguments))
     return out, (repetition.num_repeated, repetition.underflowed) if repetition else None
 
 
