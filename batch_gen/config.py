@@ -104,6 +104,10 @@ class Settings(BaseModel):
     experts: Literal["resident", "swap"]
     tp_sequence_parallel: bool
     compile: Literal["off", "block", "model"]
+    compile_backend: Literal["auto", "inductor", "eager"]
+    graphs: str | None
+    graphs_digest: str | None = Field(None, pattern="^[0-9a-f]{64}$")
+    allow_compile: bool
     threads: int | None = Field(None, ge=1)
     scratch: str | None
     limit: int | None = Field(None, ge=1)

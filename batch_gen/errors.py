@@ -78,6 +78,7 @@ KINDS: Final[dict[str, Kind]] = {
     "verify": Kind(RetryClass.CLIP, EXIT_QUARANTINE, "the file is not what was rendered; it was not committed"),
     "oom": Kind(RetryClass.DEVICE, EXIT_AGAIN, "memory ran out while rendering; use a larger mesh or a smaller size"),
     "device": Kind(RetryClass.DEVICE, EXIT_AGAIN, "the device failed; see the rank's log"),
+    "hardware": Kind(RetryClass.HOST, EXIT_AGAIN, "this machine's accelerator is broken; replace the machine"),
     "engine_died": Kind(RetryClass.DEVICE, EXIT_AGAIN, "a rank process died; see its log"),
     "hang": Kind(RetryClass.DEVICE, EXIT_AGAIN, "no step for too long; the rank group was ended"),
     "upload": Kind(RetryClass.TRANSIENT, EXIT_AGAIN, "the store did not take the file; it is tried again"),

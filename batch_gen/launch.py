@@ -54,7 +54,8 @@ class EngineSpec:
             silence is one.
         load_s: seconds that loading may take.
         first_s: seconds that the first answer of a stage to a bucket may take, for its graphs are compiled then.
-        environment: variables set before exec, e.g. for a device runtime.
+        cache: folder of compiled graphs, shared by all ranks of this machine; empty leaves it to the compiler.
+        environment: variables set before exec.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class EngineSpec:
     load_s: float = 3600.0
     first_s: float = 0.0
     min_stall_s: float = 60.0
+    cache: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -89,6 +91,7 @@ class RemoteEngine:
         self._stage = "start"
         self._closed = False
         self._busy = False
+        self.graph_counts: dict[str, int] = {}
         self._silences: dict[tuple[str, str], float] = {}
         self._folder = Path(spec.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -200,6 +203,7 @@ class RemoteEngine:
             if event is None:
                 raise self._error(header)
             if isinstance(event, Done):
+                self.graph_counts = event.info.pop("graphs", self.graph_counts)
                 compiled = graph in self._silences or not self.spec.first_s
                 self._silences[graph] = max(self._silences.get(graph, 0.0), *silences[0 if compiled else 1 :], 0.0)
             yield event
@@ -277,7 +281,7 @@ class RemoteEngine:
     def _error(self, header: dict[str, Any]) -> BatchGenError:
         kind, message = header["kind"], header["message"]
         retry = KINDS[kind].retry
-        if retry in (RetryClass.DEVICE, RetryClass.HOST):
+        if retry in (RetryClass.DEVICE, RetryClass.HOST) or (header.get("ended") and retry is RetryClass.CLIP):
             self.kill()
             return EngineLost(kind, message)
         if retry in (RetryClass.CLIP, RetryClass.INPUT, RetryClass.TRANSIENT):
@@ -307,8 +311,6 @@ def _environment(spec: EngineSpec, rank: int) -> dict[str, str]:
         # The ranks of a replica share a machine: their connections are no business of its network.
         "GLOO_SOCKET_IFNAME": next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo"),
     }
-    if spec.cores:
-        wanted["NEURON_RT_VISIBLE_CORES"] = str(spec.cores[rank])
     return child_environment(**wanted, **spec.environment)
 
 

@@ -1,11 +1,26 @@
-"""Where the ranks of a replica run, and what they are told beside plain settings."""
+"""Where the ranks of a replica run, and what they are told."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
 
-from batch_gen.config import Settings
+from batch_gen.adapters import find_adapters
+from batch_gen.checkpoint import Checkpoint
+from batch_gen.config import Settings, num_cpus
+from batch_gen.environment import cache_folder
+from batch_gen.fake_engine import FakeOptions
+from batch_gen.launch import COMPILE_S, DEFAULT_STALL_S, EngineSpec
+from batch_gen.prepare import store_options
 from models.parallel.layout import Degrees, plan_replicas
+
+_RANK_SETTINGS: Final = (
+    *("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "compile_backend"),
+    *("long_prompt", "layout"),
+    *("quantization", "modules_to_not_convert", "experts", "tp_sequence_parallel"),
+)
 
 
 def step_cache_of(settings: Settings) -> dict[str, float] | None:
@@ -31,3 +46,50 @@ def replica_cpus(settings: Settings, index: int) -> tuple[int, ...]:
     if settings.replicas == 1 or settings.device != "cpu" or share == 0:
         return ()
     return tuple(available[index * share : (index + 1) * share])
+
+
+def rank_threads(settings: Settings) -> int:
+    """CPU threads of one rank: as told, else the cores, shared fairly."""
+    if settings.threads is not None:
+        return settings.threads
+    return max(1, num_cpus() // (settings.replicas * settings.mesh.num_ranks))
+
+
+def compile_name(settings: Settings) -> str:
+    """What is compiled and by what, as one word for numerics keys."""
+    if settings.compile == "off" or settings.compile_backend == "auto":
+        return settings.compile
+    return f"{settings.compile} by {settings.compile_backend}"
+
+
+def local_graphs() -> Path:
+    """Where graphs are kept that this machine compiles for itself."""
+    return cache_folder() / "graphs" / "local"
+
+
+def spec_of(
+    settings: Settings, checkpoint: Checkpoint, folder: Path, index: int, graphs: Path | None = None
+) -> EngineSpec:
+    """What the ranks of replica `index` are; they log and meet in `folder`, and find compiled graphs in `graphs`."""
+    stall_s = settings.stall_timeout or DEFAULT_STALL_S
+    if checkpoint.folder is None:
+        _, _, path = checkpoint.name.partition(":")
+        fake = asdict(FakeOptions.from_file(Path(path)) if path else FakeOptions())
+        return EngineSpec("fake", fake, str(folder), stall_s=stall_s)
+    options = {name: getattr(settings, name) for name in _RANK_SETTINGS}
+    options["step_cache"] = step_cache_of(settings)
+    options["adapters"] = [found.to_json() for found in find_adapters(settings.lora, store_options(settings))]
+    options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
+    cache = "" if settings.compile == "off" else str(graphs or local_graphs())
+    return EngineSpec(
+        "pipeline",
+        options,
+        str(folder),
+        settings.mesh.num_ranks,
+        threads=rank_threads(settings),
+        cores=device_cores(settings, index),
+        cpus=replica_cpus(settings, index),
+        stall_s=stall_s,
+        cache=cache,
+        first_s=COMPILE_S if settings.device == "neuron" or settings.compile != "off" else 0.0,
+    )

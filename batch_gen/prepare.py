@@ -173,8 +173,8 @@ def check_combinations(settings: Settings) -> None:
         raise UsageError("--max-cost needs --price-per-hour: what an hour of this machine costs")
     if settings.on_clip is not None:
         check_target(settings.on_clip)
-    if settings.compile != "off" and settings.device != "neuron":
-        raise ConfigError(f"--compile {settings.compile}: device {settings.device} compiles nothing; use --compile off")
+    outlets(emf=settings.emf, prometheus=settings.prometheus)
+    check_compile(settings)
     read_block_list(settings.block_list)
     if settings.drain_at is not None:
         parse_moment(settings.drain_at)
@@ -185,6 +185,20 @@ def check_combinations(settings: Settings) -> None:
 
 
 def check_step_cache(settings: Settings, manifest: Manifest) -> None:
+def check_compile(settings: Settings) -> None:
+    """What is compiled, by what, and where compiled graphs come from.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    if settings.device == "neuron" and settings.compile_backend == "inductor":
+        raise ConfigError("--compile-backend inductor: device neuron has its own compiler; use auto")
+    if settings.compile == "off" and settings.graphs is not None:
+        raise ConfigError("--graphs needs --compile block or model; with --compile off there are no graphs")
+    if settings.graphs_digest is not None and settings.graphs is None:
+        raise ConfigError("--graphs-digest needs --graphs: the store that holds them")
+
+
     """Step caching must be able to do something for every clip.
 
     Raises:

@@ -30,6 +30,9 @@ from batch_gen.engine import ALL_STEPS, Array, DenoiseOptions, Done, Engine, Eve
 from batch_gen.errors import KINDS, BatchGenError, RetryClass
 from batch_gen.fake_engine import FakeEngine, FakeOptions
 from batch_gen.request import RenderRequest
+from models.device import Start, prepare
+from models.device_faults import classify
+from models.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -50,6 +53,8 @@ _OPTIONS = (
     "tp_sequence_parallel",
     "quantization",
     "modules_to_not_convert",
+    "compile",
+    "compile_backend",
 )
 _AGREED = (RetryClass.CLIP, RetryClass.INPUT)
 
@@ -61,8 +66,8 @@ class PipelineSpec:
     Args:
         model: checkpoint folder in diffusers layout.
         device: cpu, cuda or neuron.
-        dtype, solver, decode, attention, kernels, compile, long_prompt, quantization, modules_to_not_convert: see
-            `flags.py`.
+        dtype, solver, decode, attention, kernels, compile, compile_backend, long_prompt, quantization,
+            modules_to_not_convert: see `flags.py`.
         mesh: degrees `{"tp", "cp", "cfg"}` of this replica.
         layout: name of the rank layout.
         text_cache_bytes: size of the text cache.
@@ -77,6 +82,7 @@ class PipelineSpec:
     attention: str = "auto"
     kernels: str = "reference"
     compile: str = "off"
+    compile_backend: str = "auto"
     long_prompt: str = "truncate"
     mesh: dict[str, int] = field(default_factory=lambda: {"tp": 1, "cp": 1, "cfg": 1})
     layout: str = "arithmetic"
@@ -140,7 +146,16 @@ class PipelineEngine:
         """Decode latents to slabs; ranks other than 0 yield none."""
         for frames in self._pipeline.decode(_tensor(latents), request.num_frames):
             yield Slab(frames)
-        yield Done(None, {"decode": self._pipeline.decode_plan(latents)})
+        yield Done(None, {"decode": self._pipeline.decode_plan(latents), **self._device_info()})
+
+    def _device_info(self) -> dict[str, Any]:
+        """What the device says after a clip: its peak of memory, graphs found in the cache and graphs compiled."""
+        device = getattr(self._pipeline, "device", None)
+        if device is None:  # the reference pipeline has none of ours
+            return {}
+        counts = device.cache_counts()
+        peak = {} if device.name == "cpu" else {"device_peak_bytes": device.memory().peak_bytes}
+        return peak | ({} if counts is None else {"graphs": counts})
 
     def render(self, request: RenderRequest) -> Iterator[Event]:
         """The three in a row."""
@@ -177,12 +192,12 @@ def main(argument: str) -> int:
     except wire.WireClosed:
         return 0
     except Exception as error:  # the last thing this process does is to say why it ends
-        kind, message = _kind_of(error)
+        kind, message = kind_of(error)
         traceback.print_exc()
         _say_last_words(folder, rank, kind, message)
         if connection is not None:
             with contextlib.suppress(Exception):
-                wire.send(connection, {"type": "error", "kind": kind, "message": message})
+                wire.send(connection, {"type": "error", "kind": kind, "message": message, "ended": True})
         return 1
     return 0
 
@@ -227,10 +242,14 @@ def build_pipeline_engine(
 def _build(spec: dict[str, Any]) -> tuple[Engine, Control]:
     if spec["kind"] == "fake":
         return FakeEngine(FakeOptions.from_dict(spec["options"])), Alone()
-    import torch
+    options = PipelineSpec(**spec["options"])
+    cores, cache = spec["cores"], spec["cache"]
+    core = cores[spec["rank"]] if cores else None
+    prepare(Start(options.device, core, int(spec["threads"]), Path(cache) if cache else None))
+    import torch  # not earlier: it loads device backends, which read the environment then
 
     torch.set_num_threads(int(spec["threads"]))
-    return build_pipeline_engine(PipelineSpec(**spec["options"]), spec["num_ranks"], spec["rank"], spec["folder"])
+    return build_pipeline_engine(options, spec["num_ranks"], spec["rank"], spec["folder"])
 
 
 def _serve(engine: Engine, control: Control, connection: socket.socket | None) -> None:
@@ -246,8 +265,9 @@ def _serve(engine: Engine, control: Control, connection: socket.socket | None) -
         except wire.WireClosed:
             raise
         except Exception as error:
-            kind, message = _kind_of(error)
-            if KINDS[kind].retry not in _AGREED:
+            kind, message = kind_of(error)
+            # What a device reports, one rank may have seen alone: only our own verdicts are the same on all of them.
+            if KINDS[kind].retry not in _AGREED or not isinstance(error, BatchGenError | ModelError):
                 raise
             if connection is not None:
                 wire.send(connection, {"type": "error", "kind": kind, "message": message})
@@ -305,12 +325,13 @@ def _tensor(array: npt.NDArray[np.float32]) -> Any:
     return torch.from_numpy(np.array(array, dtype=np.float32))
 
 
-def _kind_of(error: Exception) -> tuple[str, str]:
+def kind_of(error: Exception) -> tuple[str, str]:
     """Kind and message of any failure of a rank, through the one table."""
-    from models.errors import ModelError
-
     if isinstance(error, BatchGenError | ModelError):
         return (error.kind if error.kind in KINDS else "engine_died"), str(error)
+    documented = classify(f"{type(error).__name__}: {error}")
+    if documented is not None:
+        return documented
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         return "oom", str(error)
     return "engine_died", f"{type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from batch_gen.claims import Assignment, ChunkEnd, ClaimSource, Wait
 from batch_gen.commit import load_record
 from batch_gen.drain import Drain
 from batch_gen.engine import Engine
-from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, Drained, EngineLost, StoreError
+from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, Drained, EngineLost, RetryClass, StoreError
 from batch_gen.job import Finished, Workshop, adopt, make_clip
 from batch_gen.lease import LostLease
 from batch_gen.memory import MemoryTrend, rss_bytes
@@ -276,6 +276,8 @@ class Supervisor:
         self._count_loss(replica, error, attempt.request.clip_id)
 
     def _count_loss(self, replica: Replica, error: EngineLost, cause: str) -> None:
+        if error.retry is RetryClass.HOST:  # broken hardware: no restart on this machine helps
+            raise error
         """One clip that kills its engine again and again is quarantined by its budget; different ones are no accident.
 
         Raises:

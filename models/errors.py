@@ -7,6 +7,7 @@ ModelError(kind, message)
     memory       the work does not fit, known before it starts
     nonfinite    latents or frames turned NaN or infinite
     device       the accelerator failed
+    environment  this installation or process environment cannot work
 
 `batch_gen.errors` maps each kind to its retry class and exit code; nothing here knows them.
 """

@@ -20,13 +20,14 @@ from batch_gen.engine import DenoiseOptions, Slab, Step, render
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailed, UsageError
 from batch_gen.images import ImageReader, images_of
 from batch_gen.launch import RemoteEngine
+from batch_gen.placement import spec_of
 from batch_gen.prepare import store_options
 from batch_gen.reach import reach
 from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import RunFile, load_run
 from batch_gen.storage.base import open_store
-from batch_gen.worker import numerics_key, spec_of
+from batch_gen.worker import numerics_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ def settings_of(original: Original, checkpoint: Checkpoint, given: Mapping[str, 
     run = original.run
     semantic = {key: value for key, value in run.settings.items() if key not in ("checkpoint", "preset", "lora")}
     kept = {key: run.profile[key] for key in ("mesh", "attention", "kernels", "compile", "threads", "device")}
+    kept["compile_backend"] = run.profile.get("compile_backend")
     kept["lora"] = run.profile.get("lora", ())  # the fingerprint knows digests; where the files were is told here
     kept["mesh"] = ",".join(f"{axis}={degree}" for axis, degree in run.profile["mesh"].items())
     layers = {**kept, **semantic, **given, "model": checkpoint.name, "out": "reproduce", "replicas": 1}

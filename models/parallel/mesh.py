@@ -145,7 +145,7 @@ def open_mesh(
     if placed.degrees.size == 1:
         return single()
     dist.init_process_group(
-        "gloo" if device == "cpu" else f"cpu:gloo,{device}:{_BACKENDS.get(device, device)}",
+        group_backend(device),
         store=FileStore(str(rendezvous), placed.degrees.size),
         rank=rank,
         world_size=placed.degrees.size,
@@ -158,6 +158,11 @@ def close_mesh() -> None:
     """Leave the process group. Nothing waits here: a rank whose peer is gone must be able to leave."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def group_backend(device: str) -> str:
+    """Torch's name for the process group of a device; each device but these has a backend of its own name."""
+    return "gloo" if device == "cpu" else f"cpu:gloo,{device}:{_BACKENDS.get(device, device)}"
 
 
 _BACKENDS = {"cuda": "nccl"}

@@ -7,6 +7,7 @@ tiles as other engines make them, approximate. Nothing switches between them but
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +80,16 @@ def load_vae(folder: Path, dtype: torch.dtype, device: torch.device | None = Non
     spec, decoder, encoder = load_parts(folder, dtype, with_encoder=with_encoder)
     target = device or torch.device("cpu")
     return Vae(spec, decoder.to(target), None if encoder is None else encoder.to(target))
+
+
+def compile_parts(vae: Vae, compile_graph: Callable[[Callable[..., Any], str], Callable[..., Any]]) -> None:
+    """Let graphs stand in place of the decoder's two parts and of the encoder; (what is traced, its name) -> graph."""
+    parts = [(vae.decoder, "front"), (vae.decoder, "rear"), *([(vae.encoder, "forward")] if vae.encoder else [])]
+    for module, name in parts:
+        traced = getattr(module, name)
+        graph = compile_graph(traced, f"vae_{'encoder' if name == 'forward' else name}")
+        if graph is not traced:
+            setattr(module, name, graph)
 
 
 def to_uint8(frames: Tensor) -> Tensor:

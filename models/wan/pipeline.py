@@ -3,7 +3,7 @@
 Source: diffusers' `WanPipeline` and `WanImageToVideoPipeline`; see docs/parity.md for how closely the numbers agree.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,19 +16,20 @@ from torch import Tensor
 
 from kernels import backend
 from models.checkpoint_files import folder_digest, read_json
-from models.device import Device, dtype_named, open_device
+from models.device import Compiling, Device, dtype_named, open_device
 from models.errors import ModelError
 from models.events import DoneEvent, Event, StepEvent, TapEvent
 from models.lora import Adapter
+from models.neuron_facts import Role
 from models.parallel import layout
 from models.parallel.collectives import broadcast, check_agreement
 from models.parallel.loading import LoadMeter
 from models.parallel.mesh import Mesh, single
 from models.quantize import quantization
-from models.vae.decode import decode_stream, load_vae
+from models.vae.decode import compile_parts, decode_stream, load_vae
 from models.wan.condition import NOTHING, Condition, Still, check_conditioning, encode_channels, encode_first
 from models.wan.experts import LOW, Experts, check_adapters, load_experts
-from models.wan.graphs import Guidance
+from models.wan.graphs import ExpertGraphs, Guidance, Unit
 from models.wan.model import Rope
 from models.wan.parallelize import Changes, load_expert
 from models.wan.rope import rope_tables
@@ -78,6 +79,8 @@ class PipelineOptions:
     modules_to_not_convert: tuple[str, ...] = ()
     adapters: tuple[Adapter, ...] = ()
     step_cache: CacheSettings | None = None
+    compile: str = "off"
+    compile_backend: str = "auto"
 
 
 class WanPipeline:
@@ -107,10 +110,15 @@ class WanPipeline:
         check_adapters(options.adapters, index)
         layers = int(read_json(folder / "transformer" / "config.json").get("num_layers", 0))
         check_cache(options.step_cache, layers, str(folder))
-        self.experts = load_experts(folder, index, train, read, device, swap=options.experts == "swap")
+        compile_graph = partial(_compiled, device, "transformer")
+        unit: Unit = "block" if device.compiling.mode == "block" else "model"
+        as_graphs = partial(ExpertGraphs, compile_graph=compile_graph, unit=unit)
+        swap = options.experts == "swap"
+        self.experts = load_experts(folder, index, train, read, device, swap=swap, as_graphs=as_graphs)
         self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes, mesh)
-        self.guidance = Guidance(mesh.cfg, device.torch_device)
-        self.vae = load_vae(folder / "vae", torch.float32)
+        self.guidance = Guidance(mesh.cfg, device.torch_device, partial(_compiled, device, "combine"))
+        self.vae = load_vae(folder / "vae", torch.float32, device.torch_device)
+        compile_parts(self.vae, partial(_compiled, device, "vae"))
         self.spec = self._spec(index)
         self._rope: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         self.load_report = meter.report(mesh)
@@ -122,7 +130,8 @@ class WanPipeline:
         Raises ModelError: "checkpoint" (incomplete, damaged, or keys that do not fit), "unsupported", "device".
         """
         options = options or PipelineOptions()
-        return cls(folder, options, open_device(options.device), mesh or single())
+        compiling = Compiling(options.compile, options.compile_backend)
+        return cls(folder, options, open_device(options.device, compiling=compiling), mesh or single())
 
     def _spec(self, index: dict[str, Any]) -> WanSpec:
         vae = self.vae.spec
@@ -177,6 +186,7 @@ class WanPipeline:
             self._check_finite(latents, step, stage, last)
             if f"velocity.{step}" in taps:
                 yield TapEvent(f"velocity.{step}", velocity[0].cpu().clone())
+            self.device.synchronize()  # a step that is announced is done, and the device's queue stays short
             yield StepEvent(step, sampling.steps, stage)
         if last == sampling.steps:
             latents = clip.condition.placed(latents)
@@ -220,6 +230,7 @@ class WanPipeline:
             "boundary_ratio": spec.boundary_ratio,
             "decode": self.options.decode,
             "kernels": backend.current(),
+            "compile": asdict(self.device.compiling),
             "attention": self.options.attention,
             "mesh": layout.describe(self.mesh.layout),
             "load": self.load_report,
@@ -326,6 +337,10 @@ class WanPipeline:
             return
         if not torch.isfinite(latents.sum()):
             raise ModelError("nonfinite", f"latents are not finite after step {step} ({stage}-noise expert)")
+
+
+def _compiled(device: Device, role: Role, module: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return device.compile(module, name, role)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: PromptTokenizer, model: Umt5Encoder, device: Device, cache_bytes: int) -> None:
         self.model = model
+        self._encode = device.compile(model, "encoder", "text")
         self._tokenizer = tokenizer
         self._device = device
         self._cache_bytes = cache_bytes

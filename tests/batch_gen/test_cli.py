@@ -35,7 +35,7 @@ SEMANTIC_FLAGS = {
 }
 OPERATIONAL_FLAGS = {
     "out", "profile", "config", "device", "mesh", "for", "replicas", "attention", "kernels", "experts",
-    "tp-sequence-parallel", "compile", "threads", "scratch",
+    "tp-sequence-parallel", "compile", "compile-backend", "graphs", "graphs-digest", "allow-compile", "threads", "scratch",
     "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",
     "max-failures", "ok-with-quarantine", "drain-budget", "block-list", "drain-at", "on-clip",
     "max-cost", "price-per-hour", "max-hours", "stall-timeout", "require-same-numerics",
