@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from batch_gen import __version__
+from batch_gen.commands.lazy import RegressGroup
 from batch_gen.errors import BatchGenError
 from batch_gen.flags import FLAGS, Flag
 
@@ -329,6 +330,15 @@ def submit(manifest: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     chosen = given(options)
     flags = {key: value for key, value in chosen.items() if key in BY_KEY}
     return command(manifest, flags, {key: value for key, value in chosen.items() if key not in BY_KEY}, dry_run=dry_run)
+
+
+@app.group(cls=RegressGroup)
+def regress() -> None:
+    """Nightly renders of a suite, held against approved ones: what changed, in which stage, since when.
+
+    \b
+    Example: batch-gen regress run manifests/regression.parquet --out nightly
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,9 @@ class FakeOptions:
         faults: clip_id (or `*`) -> one of `FAULTS`; a fault name with the suffix `-once` happens one time only,
             remembered in `once_folder` across processes.
         once_folder: where `-once` faults leave their mark.
+        noise: largest change of a pixel (0..255) and of a latent (in thousandths of it) that each call adds by
+            chance, as a machine without fixed summation order would.
+        noise_seed: of that chance; the same seed gives the same sequence.
         trace: file that gets a line for each stage that begins or ends, `denoise fox`, `denoised fox`, `decode fox`,
             `decoded fox`, from all processes; empty for none.
     """
@@ -50,6 +53,8 @@ class FakeOptions:
     faults: dict[str, str] = field(default_factory=dict)
     once_folder: str = ""
     trace: str = ""
+    noise: float = 0.0
+    noise_seed: int = 0
 
     @classmethod
     def from_file(cls, path: Path) -> FakeOptions:
@@ -78,15 +83,22 @@ class FakeOptions:
 
 
 class FakeEngine:
-    """An `Engine` whose frames are a pure function of the request."""
+    """An `Engine` whose frames are a pure function of the request.
 
-    def __init__(self, options: FakeOptions | None = None) -> None:
+    Args:
+        options: what it does.
+        sleep: how its delays pass; a test gives the clock that it holds.
+    """
+
+    def __init__(self, options: FakeOptions | None = None, sleep: Callable[[float], None] = time.sleep) -> None:
         self.options = options or FakeOptions()
-        time.sleep(self.options.load_s)
+        self._sleep = sleep
+        self._chance = np.random.default_rng(self.options.noise_seed)
+        self._sleep(self.options.load_s)
 
     def text(self, requests: Sequence[RenderRequest]) -> Events:
         """One id per request: the hash of its prompts."""
-        time.sleep(self.options.text_s)
+        self._sleep(self.options.text_s)
         ids = tuple(_hash(request.prompt, request.negative_prompt).hex()[:16] for request in requests)
         yield Done(ids, {"tokens": [len(request.prompt.split()) for request in requests]})
 
@@ -97,9 +109,9 @@ class FakeEngine:
         fault = self._fault(request.clip_id, DENOISE_FAULTS)
         first = options.start[0] if options.start else 0
         last = request.steps if options.stop is None else min(options.stop, request.steps)
-        latents = _latents(request)
+        latents = self._noisy(_latents(request), self.options.noise / 1000)
         for index in range(first, last):
-            time.sleep(self.options.step_s)
+            self._sleep(self.options.step_s)
             if index == first:
                 _strike(fault)
             if f"latents.{index}" in options.taps:
@@ -114,8 +126,9 @@ class FakeEngine:
         """Frames from the latents: a gradient that moves, so that no two frames are equal."""
         self._note("decode", request)
         fault = self._fault(request.clip_id, DECODE_FAULTS)
-        for frames in _slabs(request, latents, self.options.frames_per_slab, fault):
-            time.sleep(self.options.slab_s)
+        for slab in _slabs(request, latents, self.options.frames_per_slab, fault):
+            self._sleep(self.options.slab_s)
+            frames = self._noisy(slab, self.options.noise)
             frames.flags.writeable = False
             yield Slab(frames)
         self._note("decoded", request)
@@ -133,6 +146,15 @@ class FakeEngine:
 
     def close(self) -> None:
         """Nothing to free."""
+
+    def _noisy(self, values: npt.NDArray[Any], amplitude: float) -> npt.NDArray[Any]:
+        """The values with chance added, in their own type; a wrapped pixel would be no small change."""
+        if not amplitude:
+            return values
+        changed = values + self._chance.uniform(-amplitude, amplitude, values.shape)
+        if values.dtype == np.uint8:
+            changed = np.clip(np.rint(changed), 0, 255)
+        return changed.astype(values.dtype)
 
     def _note(self, event: str, request: RenderRequest) -> None:
         if self.options.trace:

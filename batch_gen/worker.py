@@ -264,7 +264,12 @@ def run_facts(prepared: Prepared, run: RunFile, worker: str) -> RunFacts:
 
 def numerics_key(settings: Settings) -> str:
     """Digest of every operational setting that can change bits."""
-    body = {
+    return hashlib.sha256(json.dumps(numerics(settings), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def numerics(settings: Settings) -> dict[str, Any]:
+    """Every operational setting and fact that can change bits."""
+    return {
         "device": settings.device,
         "cpu": cpu_class() if settings.device == "cpu" else "",
         "mesh": str(settings.mesh),
@@ -275,7 +280,6 @@ def numerics_key(settings: Settings) -> str:
         "threads": rank_threads(settings),
         "torch": versions().get("torch", ""),
     }
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def rank_threads(settings: Settings) -> int:

@@ -49,9 +49,10 @@ class GateResult(Strict):
     """What one gate says about one case, or about the whole night.
 
     Attributes:
-        gate: `frame_count`, `frames_hash`, `latents_cosine`, `latents_error`, `psnr_min`, `ssim_min`, `bad_frames`,
-            `drift_luma`, `drift_red`, `drift_green`, `drift_blue`, `black`, `frozen`, `flicker`, `prompt_following`,
-            `vmaf`, `render` (the pipeline itself refused), `speed.<stage>`, `memory`.
+        gate: `frame_count`, `baseline` (there is none), `frames_hash`, `latents_cosine`, `latents_error`,
+            `latents_ratio`, `psnr_min`, `ssim_min`, `bad_frames`, `drift_luma`, `drift_red`, `drift_green`,
+            `drift_blue`, `black`, `frozen`, `flicker`, `prompt_following`, `vmaf`, `render` (there is no clip),
+            `speed.<stage>`, `memory`.
         level: Which kind of change it sees.
         value, limit: Measured and allowed, in the gate's unit; None where there is nothing to measure or compare.
         verdict: `not_comparable` is neither green nor red, the note says why.
@@ -177,7 +178,7 @@ class Fingerprint(Strict):
         settings: Semantic settings (dtype, solver, decode, ...).
         numerics: Operational settings and facts that can change bits: device, cpu, mesh, attention, kernels, ...
         numerics_key: Their digest, as in records.
-        versions: Of code and libraries; `batch-gen` has the commit where it is known.
+        versions: Of code and libraries.
     """
 
     checkpoint: str

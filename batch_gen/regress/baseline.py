@@ -1,0 +1,109 @@
+"""Baselines: what somebody approved, by suite, case and platform class; several variants may hold side by side.
+
+An approval is written once and never changed. One that was a mistake is retired by a second document, so that the
+history stays whole.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from batch_gen import clock
+from batch_gen.errors import UsageError
+from batch_gen.regress.results import (
+    Approval,
+    CaseResult,
+    Fingerprint,
+    Night,
+    baseline_prefix,
+    read_document,
+)
+from batch_gen.storage.base import AlreadyExists, Store
+
+RETIRED: Final = ".retired.json"
+
+
+def find_baselines(store: Store, suite: str, case: str, platform_key: str) -> tuple[Approval, ...]:
+    """The approved variants of a case on a platform that were not retired, oldest first."""
+    every = [approval for approval, retired in history(store, suite, case, platform_key) if retired is None]
+    return tuple(every)
+
+
+def history(
+    store: Store, suite: str, case: str, platform_key: str | None = None
+) -> list[tuple[Approval, dict[str, str] | None]]:
+    """Every approval of a case with who retired it (None when it holds), oldest first.
+
+    Raises:
+        CheckFailed: a document is damaged.
+    """
+    prefix = baseline_prefix(suite, case, platform_key)
+    keys = [listed.key for listed in store.list(prefix)]
+    found: list[tuple[Approval, dict[str, str] | None]] = []
+    for key in keys:
+        blob = None if key.endswith(RETIRED) else store.get(key)
+        if blob is None:
+            continue
+        approval = read_document(Approval, blob.body, f"{store.url}/{key}")
+        note_key = key.removesuffix(".json") + RETIRED
+        note = store.get(note_key) if note_key in keys else None
+        found.append((approval, None if note is None else json.loads(note.body)))
+    return sorted(found, key=lambda pair: pair[0].when)
+
+
+def variant_of(case: CaseResult, fingerprint: Fingerprint) -> str:
+    """Name of a variant: the same pixels from the same numerics are the same variant."""
+    return f"{(case.frames_hash or '')[:16]}-{fingerprint.numerics_key[:8]}"
+
+
+def approve_case(store: Store, night: Night, case: CaseResult, who: str, why: str) -> Approval | None:
+    """Make a night's case a baseline; None when that variant is approved already.
+
+    Raises:
+        UsageError: the case was not rendered that night, or its variant was retired.
+    """
+    if case.frames_hash is None:
+        raise UsageError(f"case {case.case} of night {night.night} has no clip to approve: {_words(case)}")
+    approval = Approval(
+        variant=variant_of(case, night.fingerprint),
+        suite=night.suite,
+        case=case.case,
+        platform=night.platform,
+        request=case.request,
+        request_digest=case.request_digest,
+        fingerprint=night.fingerprint,
+        frames_hash=case.frames_hash,
+        num_frames=case.num_frames,
+        artifacts=case.artifacts,
+        night=night.night,
+        who=who,
+        why=why,
+        when=clock.utc_now(),
+    )
+    prefix = baseline_prefix(night.suite, case.case, night.platform.key)
+    if store.head(f"{prefix}{approval.variant}{RETIRED}") is not None:
+        raise UsageError(f"variant {approval.variant} of {case.case} was retired; see batch-gen regress log")
+    try:
+        store.create(f"{prefix}{approval.variant}.json", approval.to_bytes(), content_type="application/json")
+    except AlreadyExists:
+        return None
+    return approval
+
+
+def retire(store: Store, approval: Approval, who: str, why: str) -> None:
+    """Take an approval back; what it was stays readable.
+
+    Raises:
+        UsageError: it was retired before.
+    """
+    prefix = baseline_prefix(approval.suite, approval.case, approval.platform.key)
+    body = {"who": who, "why": why, "when": clock.utc_now()}
+    try:
+        store.create(f"{prefix}{approval.variant}{RETIRED}", json.dumps(body, indent=1).encode() + b"\n")
+    except AlreadyExists:
+        raise UsageError(f"variant {approval.variant} of {approval.case} was retired before") from None
+
+
+def _words(case: CaseResult) -> str:
+    return "it was not rendered" if case.error is None else f"{case.error.kind}: {case.error.message}"
