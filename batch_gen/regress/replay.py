@@ -129,6 +129,18 @@ class Difference:
         }
 
 
+def frozen_of(
+    request: RenderRequest, arrays: Mapping[str, Array], frames: Array | None, codec: EncodeSettings | None = None
+) -> Frozen:
+    """A frozen clip from what a night keeps: `latents` are the final ones, and frames lie in a file of their own."""
+    kept = {name: array for name, array in arrays.items() if name != "latents"}
+    if "latents" in arrays:
+        kept[f"latents.{request.steps}"] = arrays["latents"]
+    if frames is not None:
+        kept[FRAMES] = frames
+    return Frozen(request, kept, codec or EncodeSettings())
+
+
 def kept_steps(total: int, most: int = MAX_STEPS) -> list[int]:
     """The steps that are kept of `total`: the first, the last and evenly spaced ones between, at most `most`."""
     if total < 1:
@@ -212,8 +224,7 @@ def encode_again(frozen: Frozen, codec: EncodeSettings | None = None) -> Differe
     new = encoded(frames, frozen.request, codec or frozen.codec)
     if np.array_equal(old, new):
         return Difference(ENCODE, FILE, None, equal=True, distance=0.0, largest=0.0, cosine=1.0, place=None)
-    before = pixels(old, frozen.request, frozen.codec.suffix)
-    return compare(ENCODE, FILE, before, pixels(new, frozen.request, (codec or frozen.codec).suffix))
+    return compare(ENCODE, FILE, pixels(old, frozen.request), pixels(new, frozen.request))
 
 
 def denoised(engine: Engine, request: RenderRequest, options: DenoiseOptions) -> dict[str, Array]:
@@ -244,10 +255,10 @@ def encoded(frames: Array, request: RenderRequest, codec: EncodeSettings) -> npt
         return np.frombuffer(path.read_bytes(), np.uint8)
 
 
-def pixels(file: Array, request: RenderRequest, suffix: str) -> npt.NDArray[np.uint8]:
+def pixels(file: Array, request: RenderRequest) -> npt.NDArray[np.uint8]:
     """The frames uint8 [F, H, W, 3] that a file's bytes decode to."""
     with tempfile.TemporaryDirectory(prefix="batch-gen-regress-") as folder:
-        path = Path(folder) / f"clip{suffix}"
+        path = Path(folder) / "clip"  # ffmpeg knows the container by its first bytes
         path.write_bytes(file.tobytes())
         return np.stack(list(decode_file(path, video_spec(request))))
 

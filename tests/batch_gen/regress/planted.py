@@ -12,26 +12,27 @@ REQUEST = make_request(width=48, height=32, num_frames=5, steps=5, guidance_high
 
 
 class PlantedPipeline(WanPipeline):
-    """`plant` names what is changed: `text`, `decode`, `noise`, or the number of a step whose velocity grows by 0.1 %."""
+    """`plant` names what is changed: `text`, `decode`, `noise`, or the number of a step whose velocity grows by `factor`."""
 
     plant = ""
+    factor = 1.001
 
     def text(self, prompts):
         """The text, a little too large."""
         handles = super().text(prompts)
         if self.plant != "text":
             return handles
-        return [dataclasses.replace(handle, id=handle.id + "x", rows=handle.rows * 1.001) for handle in handles]
+        return [dataclasses.replace(handle, id=handle.id + "x", rows=handle.rows * self.factor) for handle in handles]
 
     def velocity(self, clip, timestep, stage, latents):
         """The velocity, a little too large at one step."""
         found = super().velocity(clip, timestep, stage, latents)
-        return found * 1.001 if self.plant == str(clip.solver.timesteps.index(timestep)) else found
+        return found * self.factor if self.plant == str(clip.solver.timesteps.index(timestep)) else found
 
     def _enter(self, sampling, start):
         """The noise, a little too large."""
         step, latents = super()._enter(sampling, start)
-        return step, latents * 1.001 if self.plant == "noise" and start is None else latents
+        return step, latents * self.factor if self.plant == "noise" and start is None else latents
 
     def decode(self, latents, num_frames):
         """The frames, one level too light from the second slab on."""

@@ -32,7 +32,7 @@ def test_every_stage_is_kept(frozen):
     assert set(frozen.arrays) == names | {"text", "latents.5", "frames", "file"}
     assert frozen.steps == [0, 1, 2, 3, 4]
     assert frozen.array("frames").shape == (5, 32, 48, 3)
-    assert np.array_equal(replay.pixels(frozen.array("file"), REQUEST, ".mkv"), frozen.array("frames"))
+    assert np.array_equal(replay.pixels(frozen.array("file"), REQUEST), frozen.array("frames"))
 
 
 def test_a_replay_of_the_same_engine_is_equal_in_every_bit(planted, frozen):
@@ -49,6 +49,14 @@ def test_a_fake_engine_replays_what_it_shows():
     found = list(replay.replay(FakeEngine(), freeze(FakeEngine(), request, LOSSLESS)))
     assert [difference.stage for difference in found] == ["noise", "final latents", "decode", "encode"]
     assert all(difference.equal for difference in found)
+
+
+def test_what_a_night_keeps_is_a_frozen_clip(frozen):
+    """Arrays as nights keep them, with the final latents under their own name, make the same frozen clip."""
+    kept = {name: array for name, array in frozen.arrays.items() if name not in ("frames", "latents.5")}
+    again = replay.frozen_of(REQUEST, kept | {"latents": frozen.final}, frozen.array("frames"), LOSSLESS)
+    assert set(again.arrays) == set(frozen.arrays)
+    assert np.array_equal(again.final, frozen.final)
 
 
 def test_what_was_not_kept_is_named(frozen):
