@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +11,18 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+def load(name):
+    """A module beside the benches."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+BUDGET = load("request_budget")
 
 
 def last_line(name):
@@ -22,6 +35,7 @@ def last_line(name):
     ("name", "keys"),
     [
         ("bench_claims.py", {"writes_vs_formula", "claims_per_chunk", "requests_per_clip"}),
+        ("bench_planning.py", {"check_bytes_per_row", "plan_bytes_per_row", "join_bytes_per_row"}),
         ("bench_resume.py", {"requests_per_unfinished_clip_single", "requests_per_unfinished_clip_folded"}),
     ],
 )
@@ -30,6 +44,33 @@ def test_bench_runs(name, keys):
     body = last_line(name)
     assert body["ok"] is True
     assert set(body["ratios"]) == keys
+
+
+@pytest.mark.s3
+def test_a_run_asks_what_the_formula_says():
+    """A real run through a counting proxy makes the requests of the formula, and the keys are the frozen ones."""
+    body = last_line("bench_requests.py")
+    assert body["ok"] is True
+    assert set(body["ratios"]) == {"put_vs_formula", "get_vs_formula", "head_vs_formula"}
+    assert body["ratios"]["head_vs_formula"] == 1.0
+
+
+def test_the_budget_by_hand():
+    """The formula on figures that can be done by hand: one worker, then time, then a log that is folded."""
+    quiet = BUDGET.undisturbed(BUDGET.Shape(clips=128, chunks=2))
+    per_worker = BUDGET.PER_WORKER
+    assert quiet["PUT"] == 3 * 128 + 4 * 2 + per_worker["PUT"]
+    assert quiet["HEAD"] == 128 + per_worker["HEAD"]
+    hour = BUDGET.over_time(BUDGET.Shape(clips=6400, chunks=100, workers=1, hours=1.0))
+    assert hour["PUT"] == 60  # a lease of 180 s is renewed each minute
+    assert hour["LIST"] == 20
+    assert hour["GET"] == 20 + 100
+    assert hour["DELETE"] == 0
+    long = BUDGET.over_time(BUDGET.Shape(clips=6_400_000, chunks=100_000, workers=10, hours=1000.0))
+    assert long["LIST"] == 15 * 100_000
+    assert long["GET"] == 100_000 + 100_000 + 10 * 15_000
+    assert long["DELETE"] == 100_000
+    assert BUDGET.dollars({"PUT": 1000.0, "GET": 1000.0, "DELETE": 1000.0}) == pytest.approx(0.0054)
 
 
 def test_claims_write_what_the_formula_says():
