@@ -116,6 +116,21 @@ def plan(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
     return command(manifest, given(options), as_json)
 
 
+@app.command("compile")
+@click.argument("manifest", nargs=-1, required=True)
+@run_flags()
+@click.option("--json", "as_json", is_flag=True, help="Print the artefacts as JSON.")
+def compile_(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
+    """Compile the graphs of MANIFEST ahead of time and pack them for other machines; prints the SHA-256 to trust.
+
+    \b
+    Example: batch-gen compile m.parquet --profile trn2-480p --model s3://b/wan --graphs s3://b/graphs
+    """
+    from batch_gen.commands.compile_ import compile_graphs as command
+
+    return command(manifest, given(options), as_json)
+
+
 @app.command()
 @click.argument("out")
 @click.argument("clip_id", required=False)

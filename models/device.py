@@ -96,7 +96,9 @@ def prepare(start: Start, environment: dict[str, str] | None = None) -> dict[str
     wanted = {name: str(start.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     if start.cache is not None and start.device != "neuron":
         wanted |= {"TORCHINDUCTOR_CACHE_DIR": str(start.cache), "TRITON_CACHE_DIR": str(start.cache / "triton")}
-    if start.device == "neuron":
+    if start.device != "neuron":
+        wanted["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # a host process must not take cores by importing torch
+    else:
         if environment is None and {"torch", neuron.PACKAGE} & sys.modules.keys():
             raise ModelError("environment", "device 'neuron': torch was imported before the environment was set")
         wanted |= neuron.environment(start.core, start.cache, target)
