@@ -134,7 +134,7 @@ def compile_(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
 @app.command()
 @click.argument("out")
 @click.argument("clip_id", required=False)
-@run_flags(*S3)
+@run_flags(*S3, "price-per-hour")
 @click.option("--watch", is_flag=True, help="Repeat every 10 seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def status(out: str, clip_id: str | None, watch: bool, as_json: bool, **options: Any) -> int:
@@ -277,16 +277,19 @@ def export(out: str, folder: str, as_json: bool, **options: Any) -> int:
 @app.command()
 @click.argument("out")
 @click.option("--message", default="by hand", help="Why, for those who look.")
+@click.option("--now", is_flag=True, help="End running jobs of AWS Batch too (SIGTERM), not only those that wait.")
 @run_flags(*S3)
-def cancel(out: str, message: str, **options: Any) -> int:
+def cancel(out: str, message: str, now: bool, **options: Any) -> int:
     """Stop every worker of the run under OUT: each drains and exits 4; `run --continue` goes on.
+
+    Jobs that `submit` started and that have no machine yet are ended.
 
     \b
     Example: batch-gen cancel s3://bucket/run --message "wrong seed"
     """
     from batch_gen.commands.cancel import cancel as command
 
-    return command(out, given(options), message)
+    return command(out, given(options), message, now=now)
 
 
 @app.command()
@@ -329,6 +332,7 @@ def doctor(out: str | None, as_json: bool, **options: Any) -> int:
 @click.option("--execution-role", default=None, help="ARN of the role that pulls the image and writes logs.")
 @click.option("--attempts", type=int, default=10, help="Starts of one child at most.  [default: 10]")
 @click.option("--tag", multiple=True, help="Cost allocation tag KEY=VALUE.")
+@click.option("--secret", multiple=True, help="Variable of the workers from Secrets Manager, NAME=ARN.")
 @click.option("--region", default=None, help="AWS region.")
 @click.option("--batch-endpoint", default=None, help="URL of another Batch endpoint.")
 @click.option("--local", type=int, default=0, help="Run as so many local processes instead, by Batch's own rules.")

@@ -140,6 +140,8 @@ class Settings(BaseModel):
     s3_tags: str | None
     s3_bucket_owner: str | None
     s3_requester_pays: bool
+    emf: bool
+    prometheus: str | None
     quiet: bool
 
     @field_validator("mesh", mode="before")

@@ -19,12 +19,13 @@ from batch_gen.errors import EnvironmentFault, UsageError
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 
-# index variable, size variable, attempt variable; the first that is set wins
+# index, size, attempt, number of the first attempt, job; the first index that is set wins
 _ARRAYS = (
-    ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE", "AWS_BATCH_JOB_ATTEMPT"),
-    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", ""),
-    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_RESTART_COUNT"),
+    ("AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE", "AWS_BATCH_JOB_ATTEMPT", 1, "AWS_BATCH_JOB_ID"),
+    ("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "JOB_INDEX_FAILURE_COUNT", 0, "JOB_NAME"),
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_RESTART_COUNT", 0, "SLURM_ARRAY_JOB_ID"),
 )
+_QUEUES = ("AWS_BATCH_JQ_NAME", "SLURM_JOB_PARTITION")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,14 @@ class WorkerHint:
         count: number of workers; None when the environment does not say.
         attempt: start of this child, from 1.
         source: where the numbers come from, for people.
+        job: the job and index that its attempts have in common; empty where nothing names it.
     """
 
     index: int = 0
     count: int | None = 1
     attempt: int = 1
     source: str = "alone"
+    job: str = ""
 
 
 def worker_hint(shard: str | None = None) -> WorkerHint:
@@ -55,12 +58,30 @@ def worker_hint(shard: str | None = None) -> WorkerHint:
         if not match or not int(match[1]) < int(match[2]):
             raise UsageError(f"--shard {shard}: expected i/n with 0 <= i < n, for example 0/4")
         return WorkerHint(int(match[1]), int(match[2]), 1, "--shard")
-    for index_name, count_name, attempt_name in _ARRAYS:
+    for index_name, count_name, attempt_name, first, job_name in _ARRAYS:
         index = _number(index_name)
         if index is not None:
-            return WorkerHint(index, _number(count_name), max(1, _number(attempt_name) or 1), index_name)
-    batch_attempt = _number("AWS_BATCH_JOB_ATTEMPT")
-    return WorkerHint(attempt=batch_attempt or 1, source="AWS_BATCH_JOB_ATTEMPT" if batch_attempt else "alone")
+            attempt = max(1, (_number(attempt_name) or 0) + 1 - first)
+            job = _job(os.environ.get(job_name, ""), index)
+            return WorkerHint(index, _number(count_name), attempt, index_name, job)
+    job = os.environ.get("AWS_BATCH_JOB_ID", "")
+    attempt = _number("AWS_BATCH_JOB_ATTEMPT") or 1
+    return WorkerHint(attempt=attempt, source="AWS_BATCH_JOB_ID" if job else "alone", job=_job(job, None))
+
+
+def is_batch_child() -> bool:
+    """Whether AWS Batch started this process: it may start it again at any time."""
+    return bool(os.environ.get("AWS_BATCH_JOB_ID"))
+
+
+def queue_name() -> str:
+    """The queue or partition that this worker was started from; `none` elsewhere."""
+    return next((os.environ[name] for name in _QUEUES if os.environ.get(name)), "none")
+
+
+def secret(name: str) -> str | None:
+    """A variable that the user named in a setting, such as `--on-clip env:NAME`; None when it is not set."""
+    return os.environ.get(name) or None
 
 
 def worker_name() -> str:
@@ -124,6 +145,11 @@ def guard_names() -> None:
             raise EnvironmentFault(
                 f"import name {name!r} resolves to {origin}, expected {expected}; remove the other one"
             )
+
+
+def _job(job: str, index: int | None) -> str:
+    """`<job>:<index>`; AWS Batch puts the index into the id itself."""
+    return job if not job or index is None or ":" in job else f"{job}:{index}"
 
 
 def _number(name: str) -> int | None:

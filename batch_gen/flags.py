@@ -103,10 +103,17 @@ OPERATIONAL: tuple[Flag, ...] = (
         "max-failures", "str", "0.5", "operational", "Stop when this many clips (or this share of the last 100) fail."
     ),
     Flag("ok-with-quarantine", "bool", False, "operational", "Exit 0 although clips were quarantined."),
+    Flag("clips-per-step", "int", 1, "operational", "Clips of one shape that the engine denoises in one call."),
     Flag("drain-budget", "float", 25.0, "operational", "Seconds to finish after SIGTERM."),
     Flag("block-list", "path", None, "operational", "File of patterns: prompts that match are set aside."),
     Flag("drain-at", "str", None, "operational", "Drain at this moment (ISO 8601 with zone)."),
-    Flag("on-clip", "str", None, "operational", "A line of JSON per finished clip: - for stdout, or a webhook URL."),
+    Flag(
+        "on-clip",
+        "str",
+        None,
+        "operational",
+        "A line of JSON per finished clip: - for stdout, a webhook URL, or env:NAME.",
+    ),
     Flag(
         "max-cost", "float", None, "operational", "Stop the run (exit 4) when one start of one worker has cost so much."
     ),
@@ -129,6 +136,8 @@ OPERATIONAL: tuple[Flag, ...] = (
     Flag("s3-tags", "str", None, "operational", "Tags of every object: key=value&key=value."),
     Flag("s3-bucket-owner", "str", None, "operational", "Account that must own the bucket."),
     Flag("s3-requester-pays", "bool", False, "operational", "Pay for requests to somebody else's bucket."),
+    Flag("emf", "bool", False, "operational", "Each minute a line of CloudWatch metrics (EMF) on stderr."),
+    Flag("prometheus", "path", None, "operational", "Textfile of metrics for Prometheus, replaced each minute."),
     Flag("quiet", "bool", False, "operational", "No progress lines."),
 )
 

@@ -27,6 +27,40 @@ SAFETY_S = 15.0
 DEFAULT_NOTICE_S = 120.0
 
 
+class Metadata:
+    """The instance metadata service, version 2: every question carries a token.
+
+    Args:
+        endpoint: base URL of the service.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint.rstrip("/")
+        self._token = ""
+
+    def read(self, name: str) -> str | None:
+        """One entry, such as `instance-id`; None when there is none.
+
+        Raises:
+            OSError: the service does not answer.
+        """
+        if not self._token:
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
+            self._token = self._request("PUT", "/latest/api/token", headers) or ""
+        return self._request("GET", f"/latest/meta-data/{name}", {"X-aws-ec2-metadata-token": self._token})
+
+    def _request(self, method: str, path: str, headers: dict[str, str]) -> str | None:
+        request = urllib.request.Request(self.endpoint + path, method=method, headers=headers)  # noqa: S310 - http only
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+                return str(answer.read(65536).decode("utf-8", "replace"))
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 401:
+                self._token = ""
+            return None
+
+
 class SpotWatch:
     """Asks the metadata service for a Spot interruption and turns it into a drain.
 
@@ -40,11 +74,10 @@ class SpotWatch:
     def __init__(
         self, endpoint: str, drain: Drain, poll_s: float = POLL_S, wall: Callable[[], float] = time.time
     ) -> None:
-        self._endpoint = endpoint.rstrip("/")
+        self._metadata = Metadata(endpoint)
         self._drain = drain
         self._poll_s = poll_s
         self._wall = wall
-        self._token = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="spot-watch", daemon=True)
 
@@ -62,22 +95,8 @@ class SpotWatch:
         Raises:
             OSError: the service does not answer.
         """
-        if not self._token:
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
-            self._token = self._request("PUT", "/latest/api/token", headers) or ""
-        body = self._request("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token})
+        body = self._metadata.read("spot/instance-action")
         return None if body is None else self._seconds_left(body)
-
-    def _request(self, method: str, path: str, headers: dict[str, str]) -> str | None:
-        request = urllib.request.Request(self._endpoint + path, method=method, headers=headers)  # noqa: S310 - http only
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
-                return str(answer.read(65536).decode("utf-8", "replace"))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == 401:
-                self._token = ""
-            return None
 
     def _seconds_left(self, body: str) -> float:
         try:
@@ -91,7 +110,9 @@ class SpotWatch:
             try:
                 left_s = self.ask()
             except (OSError, HTTPException) as error:  # whatever it answers, the watch goes on
-                log.info("no metadata service", extra={"fields": {"endpoint": self._endpoint, "error": str(error)}})
+                log.info(
+                    "no metadata service", extra={"fields": {"endpoint": self._metadata.endpoint, "error": str(error)}}
+                )
                 left_s = None
             if left_s is not None:
                 self._drain.request("spot interruption", max(0.0, left_s - SAFETY_S))

@@ -12,6 +12,7 @@ from typing import Final
 
 import psutil
 
+CGROUP: Final = Path("/sys/fs/cgroup")
 TREND_CLIPS: Final = 200
 """Clips that a slope looks back on."""
 TREND_MIN_CLIPS: Final = 8
@@ -60,6 +61,14 @@ def tree_rss_bytes(pid: int) -> int:
 def tree_peak_rss_bytes(pid: int) -> int:
     """Sum of the peaks of a process and its living descendants: never less than what they held at one moment."""
     return sum(peak_rss_bytes(member) for member in tree_pids(pid))
+
+
+def limit_bytes(cgroup: Path = CGROUP) -> int:
+    """What this process and its children may hold: the machine's memory, or the container's share of it."""
+    total = int(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError, ValueError):  # "max" is no number: no limit
+        total = min(total, int((cgroup / "memory.max").read_text("ascii")))
+    return total
 
 
 def slope_bytes_per_clip(samples: Iterable[float]) -> float:

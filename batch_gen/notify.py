@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import queue
+import re
 import sys
 import threading
 import urllib.request
@@ -13,30 +14,48 @@ from http.client import HTTPException
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from batch_gen.environment import secret
 from batch_gen.errors import UsageError
 
 log = logging.getLogger(__name__)
+_VARIABLE = re.compile(r"env:[A-Za-z_][A-Za-z0-9_]*")
 TIMEOUT_S = 10.0
 MAX_WAITING = 1000
 
 
 def check_target(target: str) -> None:
-    """Raises UsageError for what is neither stdout nor a URL."""
-    if target != "-" and not target.startswith(("http://", "https://")):
-        raise UsageError(f"--on-clip {target}: expected - for stdout, or an http(s) URL")
+    """Raises UsageError for what is neither stdout, a URL nor the name of a variable that holds one."""
+    if target != "-" and not target.startswith(("http://", "https://")) and not _VARIABLE.fullmatch(target):
+        raise UsageError(
+            f"--on-clip {target}: expected - for stdout, an http(s) URL, or env:NAME for one in a variable"
+        )
+
+
+def target_of(target: str) -> str:
+    """Where lines go: `env:NAME` is read from the environment, so that a webhook's address stands in no command line.
+
+    Raises:
+        UsageError: the variable is not set, or holds no URL.
+    """
+    check_target(target)
+    if not target.startswith("env:"):
+        return target
+    url = secret(target.removeprefix("env:")) or ""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--on-clip {target}: that variable holds no http(s) URL here")
+    return url
 
 
 class Notifier:
     """Tells about clips; never slows or stops a run: what cannot be delivered is logged.
 
     Args:
-        target: `-` for stdout, or an http(s) URL that gets a POST.
+        target: `-` for stdout, an http(s) URL that gets a POST, or `env:NAME`.
         stream: where `-` writes.
     """
 
     def __init__(self, target: str, stream: TextIO | None = None) -> None:
-        check_target(target)
-        self._target = target
+        self._target = target_of(target)
         self._stream = stream or sys.stdout
         self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._deliver, name="on-clip", daemon=True)

@@ -39,6 +39,7 @@ from batch_gen.notify import check_target
 from batch_gen.reach import REACH, reach
 from batch_gen.request import SamplingDefaults, clean_prompt
 from batch_gen.storage.base import StoreOptions, open_store
+from batch_gen.telemetry import outlets
 from models.parallel.layout import Degrees, LayoutError, check_routable, plan_replicas
 
 
@@ -184,7 +185,6 @@ def check_combinations(settings: Settings) -> None:
         raise UsageError("--model fake has no mesh; leave --mesh out")
 
 
-def check_step_cache(settings: Settings, manifest: Manifest) -> None:
 def check_compile(settings: Settings) -> None:
     """What is compiled, by what, and where compiled graphs come from.
 
@@ -199,6 +199,7 @@ def check_compile(settings: Settings) -> None:
         raise ConfigError("--graphs-digest needs --graphs: the store that holds them")
 
 
+def check_step_cache(settings: Settings, manifest: Manifest) -> None:
     """Step caching must be able to do something for every clip.
 
     Raises:
@@ -311,6 +312,9 @@ def inputs_digest(manifest: Manifest, settings: Settings, preset: Preset) -> str
 def _fetched(url: str, settings: Settings) -> ManifestSource:
     folder = Path(tempfile.mkdtemp(prefix="batch-gen-manifest-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    root, _, name = url.rpartition("/")
+    if not name or root == "s3:/":
+        return _fetched_folder(url.rstrip("/"), settings, folder)
     store = open_store(root, store_options(settings))
     if store.download(name, folder / name) is None:
         return _fetched_folder(url, settings, folder)
@@ -322,9 +326,6 @@ def _fetched_folder(url: str, settings: Settings, folder: Path) -> ManifestSourc
     keys = [listed.key for listed in store.list("") if listed.key.endswith(".parquet") and "/" not in listed.key]
     if not keys:
         raise UsageError(f"{url}: no such manifest")
-    root, _, name = url.rpartition("/")
-    if not name or root == "s3:/":
-        return _fetched_folder(url.rstrip("/"), settings, folder)
     for key in keys:
         store.download(key, folder / key)
     return ManifestSource(folder, url, url)

@@ -22,6 +22,7 @@ from batch_gen.engine import Engine
 from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, Drained, EngineLost, RetryClass, StoreError
 from batch_gen.job import Finished, Workshop, adopt, make_clip
 from batch_gen.lease import LostLease
+from batch_gen.ledger import UNFINISHED_PER_REPLICA
 from batch_gen.memory import MemoryTrend, rss_bytes
 from batch_gen.metrics import Meter, write_parts
 from batch_gen.outcome import Attempt, error_row, metrics_row
@@ -31,7 +32,6 @@ from batch_gen.slabs import Aborted
 log = logging.getLogger(__name__)
 MAX_RESTARTS = 3
 RECYCLE_AHEAD_CLIPS = 3
-UNFINISHED_PER_REPLICA = 2
 
 
 @dataclass(slots=True)
@@ -63,6 +63,8 @@ class Supervisor:
         blocked: why a prompt must not be rendered, None for all others.
         tell: hears of every clip that is committed or set aside.
         memory_limit_bytes: an engine whose memory grows towards this is started anew in time.
+        clips_per_step: clips that the engine may denoise in one call.
+        unfinished_per_replica: clips that may be rendering, waiting for the encoder or being written at once.
     """
 
     source: ClaimSource
@@ -75,6 +77,8 @@ class Supervisor:
     blocked: Callable[[str], str | None] = lambda _: None
     tell: Callable[[dict[str, Any]], None] = lambda _: None
     memory_limit_bytes: int | None = None
+    clips_per_step: int = 1
+    unfinished_per_replica: int = UNFINISHED_PER_REPLICA
     replicas: list[Replica] = field(default_factory=list)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     _fatal: list[BaseException] = field(default_factory=list)
@@ -82,7 +86,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self.replicas = [Replica(index) for index in range(self.num_replicas)]
-        self._slots = threading.BoundedSemaphore(self.num_replicas * UNFINISHED_PER_REPLICA)
+        self._slots = threading.BoundedSemaphore(self.num_replicas * self.unfinished_per_replica)
 
     def run(self) -> None:
         """Work until the end.
@@ -100,7 +104,7 @@ class Supervisor:
             if self.drain.requested:
                 self._abandon_what_does_not_fit()
             time.sleep(0.05)
-        for _ in range(self.num_replicas * UNFINISHED_PER_REPLICA):
+        for _ in range(self.num_replicas * self.unfinished_per_replica):
             self._slots.acquire(timeout=max(1.0, min(self.drain.remaining_s, 3600.0)))
         if self._fatal:
             raise self._fatal[0]
@@ -159,7 +163,28 @@ class Supervisor:
             elif replica.engine is None and not self._start(replica):
                 self.source.abandoned(work.clip_id)
             elif self._begin(work) and not self._adopt(work):
-                self._render(replica, work)
+                self._render_group(replica, [work, *self._companions(work)])
+
+    def _companions(self, work: Assignment) -> list[Assignment]:
+        """More clips, started, that the engine may denoise together with this one."""
+        found: list[Assignment] = []
+        for _ in range(0 if work.alone else self.clips_per_step - 1):
+            more = self.source.next(str(work.request.bucket))
+            if not isinstance(more, Assignment):
+                break
+            if not self._is_blocked(more) and self._begin(more) and not self._adopt(more):
+                found.append(more)
+        return found
+
+    def _render_group(self, replica: Replica, works: list[Assignment]) -> None:
+        """One clip after the other; the engine may make latents of the later ones with the first one's."""
+        first, *others = works
+        self._render(replica, first, tuple(other.request for other in others))
+        for other in others:
+            if replica.engine is None:
+                self.source.abandoned(other.clip_id)
+            else:
+                self._render(replica, other)
 
     def _is_blocked(self, work: Assignment) -> bool:
         """Set a blocked prompt aside before anything is spent on it."""
@@ -221,7 +246,7 @@ class Supervisor:
         """Tell the done log, from which reports take it, before a verdict may close the chunk."""
         self.source.count(f"{use}_ms", round(1000 * (time.monotonic() - began_s)))
 
-    def _render(self, replica: Replica, work: Assignment) -> None:
+    def _render(self, replica: Replica, work: Assignment, together: tuple[RenderRequest, ...] = ()) -> None:
         assert replica.engine is not None
         attempt = Attempt(work.request, work.chunk, work.epoch, work.attempt, replica.index)
         replica.attempt, replica.step, replica.total = attempt, 0, work.request.steps
@@ -230,9 +255,10 @@ class Supervisor:
         handed_over = False
         use = "failed"
         try:
-            future = make_clip(replica.engine, attempt, self.shop)
+            future = make_clip(replica.engine, attempt, self.shop, together)
             use = "render"
-            future.add_done_callback(lambda done: self._finished(attempt, done))
+            engine_s = time.monotonic() - replica.began_s
+            future.add_done_callback(lambda done: self._finished(attempt, done, engine_s))
             handed_over = True
             replica.losses.clear()
             replica.bucket = str(work.request.bucket)
@@ -273,11 +299,11 @@ class Supervisor:
         log.warning("engine lost", extra={"fields": {"kind": error.kind, "clip_id": attempt.request.clip_id}})
         self.meter.failed()
         self.source.failed(attempt.request.clip_id, error.kind, error.message)
+        if error.retry is RetryClass.HOST:  # broken hardware: no restart on this machine helps
+            raise error
         self._count_loss(replica, error, attempt.request.clip_id)
 
     def _count_loss(self, replica: Replica, error: EngineLost, cause: str) -> None:
-        if error.retry is RetryClass.HOST:  # broken hardware: no restart on this machine helps
-            raise error
         """One clip that kills its engine again and again is quarantined by its budget; different ones are no accident.
 
         Raises:
@@ -288,18 +314,23 @@ class Supervisor:
             count = len(replica.losses)
             raise EngineLost(error.kind, f"the engine was lost on {count} clips in a row; last: {error.message}")
 
-    def _finished(self, attempt: Attempt, future: Future[Finished]) -> None:
+    def _finished(self, attempt: Attempt, future: Future[Finished], engine_s: float) -> None:
         clip_id = attempt.request.clip_id
         try:
             done = future.result()
             self.rows[clip_id] = done.row
             self.source.committed(clip_id, done.receipt.outcome)
-            self.meter.committed(attempt.request.duration_s)
+            if done.receipt.outcome == "committed":
+                self.meter.committed(attempt.request.duration_s)
+            else:  # another worker was first
+                self.meter.moved("duplicate", engine_s)
             self.progress.finished(clip_id, cost=float(attempt.request.cost))
             self.tell(done.row)
         except Aborted:
             pass  # whoever aborted reports the clip
         except (ClipFailed, StoreError) as error:
+            self.meter.moved("failed", engine_s)
+            self.source.count("failed_ms", round(1000 * engine_s))
             self._failed(attempt, error)
         except BaseException as error:  # ends the run in the main thread
             self._fatal.append(error)

@@ -36,7 +36,7 @@ def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int
         settings, checkpoint, work = prepare_preset(given)
         question = question_of(settings, checkpoint, work)
         body = _facts(settings, work, 1, Fraction(0))
-    found = None if question is None else _estimated(settings, question, body["chunks"])
+    found = None if question is None else estimated(settings, question, body["chunks"])
     if as_json:
         click.echo(json.dumps(body | {"estimate": None if found is None else found.to_json()}, indent=1))
     else:
@@ -89,7 +89,8 @@ def _facts(settings: Settings, work: Work, chunks: int, duration_s: Fraction) ->
     }
 
 
-def _estimated(settings: Settings, question: Question, chunks: int) -> Estimate:
+def estimated(settings: Settings, question: Question, chunks: int) -> Estimate:
+    """Memory, seconds and money of a whole manifest."""
     return estimate(
         question,
         judge(question, degrees_of(settings), settings.replicas),

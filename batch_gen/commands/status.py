@@ -10,10 +10,13 @@ from typing import Any
 import click
 
 from batch_gen.errors import EXIT_OK
+from batch_gen.layout import SUBMIT_PREFIX
+from batch_gen.ledger import Costs, add_up, read_starts
 from batch_gen.metrics import duration
 from batch_gen.reach import reach
+from batch_gen.runfile import load_run
 from batch_gen.status import LeaseView, RunStatus, clip_story, run_status
-from batch_gen.storage.base import open_store
+from batch_gen.storage.base import Store, open_store
 
 WATCH_S = 10.0
 MAX_SHOWN = 20
@@ -25,12 +28,51 @@ def status(out: str, clip_id: str | None, given: Mapping[str, Any], *, watch: bo
     if clip_id is not None:
         click.echo(json.dumps(clip_story(store, clip_id), indent=1, default=str))
         return EXIT_OK
+    price = given.get("price_per_hour")
     while True:
-        found = run_status(store)
-        click.echo(json.dumps(found.to_json(), indent=1, default=str) if as_json else "\n".join(lines(found)))
-        if not watch or found.is_finished or found.stopped:
+        found = look(store)
+        costs = add_up(read_starts(store), price)
+        click.echo(as_text(store, found, costs) if not as_json else as_json_text(store, found, costs))
+        if not watch or (found is not None and (found.is_finished or found.stopped)):
             return EXIT_OK
         time.sleep(WATCH_S)
+
+
+def look(store: Store) -> RunStatus | None:
+    """How the run stands; None when it was submitted and no worker has begun yet.
+
+    Raises:
+        ConfigError: no run, and none was submitted.
+    """
+    if load_run(store) is None and was_submitted(store):
+        return None
+    return run_status(store)
+
+
+def was_submitted(store: Store) -> bool:
+    """Whether `submit` sent a job for this root."""
+    return next(iter(store.list(f"{SUBMIT_PREFIX}jobs/")), None) is not None
+
+
+def as_text(store: Store, found: RunStatus | None, costs: Costs) -> str:
+    """The run, its jobs and its costs for people."""
+    told = [f"{store.url}: submitted; no worker has begun yet"] if found is None else list(lines(found))
+    if was_submitted(store):
+        from batch_gen.submit.jobs import lines as job_lines
+
+        told += job_lines(store, time.time())
+    return "\n".join([*told, *costs.lines()])
+
+
+def as_json_text(store: Store, found: RunStatus | None, costs: Costs) -> str:
+    """The same for programs; `batch` is empty where nothing was submitted, the run's own keys are absent before it."""
+    jobs = []
+    if was_submitted(store):
+        from batch_gen.submit.jobs import as_json as jobs_as_json
+
+        jobs = jobs_as_json(store)
+    body = {} if found is None else found.to_json()
+    return json.dumps({**body, "costs": costs.to_json(), "batch": jobs}, indent=1, default=str)
 
 
 def lines(found: RunStatus) -> Iterator[str]:

@@ -4,48 +4,84 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import click
 
-from batch_gen.config import read_job_file
-from batch_gen.errors import EXIT_AGAIN, EXIT_OK, ConfigError, UsageError
-from batch_gen.prepare import Prepared, prepare, store_options
+from batch_gen import clock
+from batch_gen.commands.plan import describe, estimated
+from batch_gen.errors import EXIT_OK, ConfigError, UsageError
+from batch_gen.estimate.published import refuse_published
+from batch_gen.flags import FLAGS
+from batch_gen.prepare import Prepared, check_run_memory, layers_of, prepare, store_options
+from batch_gen.stop import check_stop, retire_stop
 from batch_gen.storage.base import Store, open_store
 from batch_gen.submit import limits
 from batch_gen.submit.definition import SCRATCH, Fleet, job_definition, submission, worker_command
-from batch_gen.submit.local import run_local
-from batch_gen.submit.upload import upload_files
+from batch_gen.submit.local import exit_code_of, run_local
+from batch_gen.submit.upload import Upload, json_upload, manifest_uploads, upload
 
-JOBS_PREFIX = "submit/jobs/"
-# `out` and `model` are given as prepared, the job file becomes flags, the other two are the container's.
-_NOT_FOR_WORKERS = ("out", "model", "config", "shard", "scratch")
-_LOCAL_FILES = ("ids", "block_list")
+# `out` and `model` are given as prepared, the job file is folded in, the others are this machine's or this moment's.
+_NOT_FOR_WORKERS: Final = ("out", "model", "config", "shard", "scratch", "continue", "prometheus")
+_LOCAL_FILES: Final = ("ids", "block_list")
+_BUILT_IN: Final = ("pocket", "tiny", "fake")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Everything that a submission is made of."""
+
+    fleet: Fleet
+    definition: dict[str, Any]
+    body: dict[str, Any]
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    uploads: list[Upload]
 
 
 def submit(sources: Sequence[str], given: Mapping[str, Any], fleet_options: Mapping[str, Any], *, dry_run: bool) -> int:
     """Check everything, then submit (or print, or run here)."""
-    prepared = prepare(sources, given)
+    layers = layers_of(given)
     local = int(fleet_options.get("local") or 0)
     if not local:
-        refuse_local_paths(prepared)
+        refuse_unreachable(layers)
         if not dry_run and not fleet_options.get("image"):
             raise UsageError("--image must be given: the container image by digest (repository@sha256:...)")
-    fleet = fleet_of(fleet_options, prepared)
-    definition = job_definition(fleet)
-    store = open_store(prepared.settings.out, store_options(prepared.settings))
+    prepared = prepare(sources, given, weights=False)
+    refuse_published(prepared.checkpoint)
+    check_run_memory(prepared)
     if local:
-        return _run_here(sources, given, prepared, local, definition)
-    urls = upload_files(store, sources, dry_run=True)
-    command = worker_command(urls, {**_worker_options(given, prepared), "out": prepared.settings.out})
-    body = submission(fleet, job_name(prepared), definition["jobDefinitionName"], command)
-    refuse(faults_of(fleet, definition, body))
+        return _run_here(sources, given, prepared, local)
+    refuse_local_images(prepared)
+    order = order_of(sources, layers, fleet_options, prepared)
+    refuse(faults_of(order))
     if dry_run:
-        click.echo(json.dumps({"jobDefinition": definition, "submitJob": body}, indent=1))
+        click.echo(json.dumps(shown(order), indent=1))
         return EXIT_OK
-    upload_files(store, sources)
-    return _submit(store, fleet_options, definition, body, prepared)
+    store = open_store(prepared.settings.out, store_options(prepared.settings))
+    if prepared.settings.continue_:
+        retire_stop(store)
+    check_stop(store)
+    return _submit(store, fleet_options, order, prepared)
+
+
+def order_of(
+    sources: Sequence[str], layers: Mapping[str, Any], options: Mapping[str, Any], prepared: Prepared
+) -> Order:
+    """What would be submitted."""
+    settings = prepared.settings
+    fleet = fleet_of(options, prepared)
+    definition = job_definition(fleet)
+    urls, uploads = manifest_uploads(sources, settings.out.rstrip("/"))
+    config = _worker_settings(layers, prepared)
+    plan = plan_of(prepared)
+    files = [json_upload(config, "job.yaml"), json_upload(plan, "plan.json")]
+    reach = {flag.key: layers[flag.key] for flag in FLAGS if flag.name.startswith("s3-") and flag.key in layers}
+    places = {"out": settings.out, "config": f"{settings.out.rstrip('/')}/{files[0].key}"}
+    command = worker_command(urls, {**places, **reach})
+    body = submission(fleet, job_name(prepared), definition["jobDefinitionName"], command)
+    return Order(fleet, definition, body, config, plan, [*uploads, *files])
 
 
 def fleet_of(options: Mapping[str, Any], prepared: Prepared) -> Fleet:
@@ -56,23 +92,32 @@ def fleet_of(options: Mapping[str, Any], prepared: Prepared) -> Fleet:
         image=options.get("image") or "batch-gen@sha256:" + "0" * 64,
         job_role=options.get("job_role"),
         execution_role=options.get("execution_role"),
-        num_nodes=int(options.get("nodes") or 1),
-        attempts=int(options.get("attempts") or 10),
+        num_nodes=int(options.get("nodes", 1)),
+        attempts=int(options.get("attempts", 10)),
         deadline_s=None if hours is None else hours * 3600.0,
-        tags={"batch-gen-run": job_name(prepared), **dict(map(tag_of, options.get("tag") or ()))},
+        tags={"batch-gen-run": job_name(prepared), **dict(pair_of("--tag", text) for text in options.get("tag") or ())},
+        secrets=dict(pair_of("--secret", text) for text in options.get("secret") or ()),
     )
 
 
-def tag_of(text: str) -> tuple[str, str]:
-    """Key and value of a `--tag`."""
+def pair_of(flag: str, text: str) -> tuple[str, str]:
+    """Key and value of `--tag KEY=VALUE` and its like."""
     key, found, value = text.partition("=")
     if not found or not key:
-        raise UsageError(f"--tag {text}: expected KEY=VALUE")
+        raise UsageError(f"{flag} {text}: expected KEY=VALUE")
     return key, value
 
 
-def faults_of(fleet: Fleet, definition: Mapping[str, Any], body: Mapping[str, Any]) -> Iterable[str]:
+def plan_of(prepared: Prepared) -> dict[str, Any]:
+    """What the run will do and take, kept beside the manifest for whoever asks later."""
+    body = describe(prepared)
+    found = None if prepared.question is None else estimated(prepared.settings, prepared.question, body["chunks"])
+    return body | {"estimate": None if found is None else found.to_json()}
+
+
+def faults_of(order: Order) -> Iterable[str]:
     """Every limit of AWS that this submission would break."""
+    fleet, definition, body = order.fleet, order.definition, order.body
     yield from limits.array_faults(fleet.num_nodes)
     yield from limits.definition_faults(definition)
     yield from limits.name_faults(body["jobName"], "job")
@@ -81,6 +126,12 @@ def faults_of(fleet: Fleet, definition: Mapping[str, Any], body: Mapping[str, An
         yield from limits.timeout_faults(definition["timeout"]["attemptDurationSeconds"], fleet.deadline_s)
     if "@sha256:" not in fleet.image:
         yield f"--image {fleet.image}: name the image by digest (repository@sha256:...), tags move"
+    if fleet.secrets and not fleet.execution_role:
+        yield "--secret needs --execution-role: it is that role that may read the secret"
+    on_clip = str(order.config.get("on_clip", ""))
+    if on_clip.startswith("env:") and on_clip.removeprefix("env:") not in fleet.secrets:
+        name = on_clip.removeprefix("env:")
+        yield f"--on-clip {on_clip}: workers have no variable {name}; add --secret {name}=ARN"
 
 
 def refuse(faults: Iterable[str]) -> None:
@@ -90,23 +141,32 @@ def refuse(faults: Iterable[str]) -> None:
         raise ConfigError("AWS Batch would not take this; nothing was submitted:\n  " + "\n  ".join(found))
 
 
-def refuse_local_paths(prepared: Prepared) -> None:
-    """A fleet reads from S3 alone.
+def refuse_unreachable(layers: Mapping[str, Any]) -> None:
+    """A fleet reads from S3 alone; said before anything is fetched or read.
 
     Raises:
-        UsageError: output, weights, adapters, lists or images on this machine.
+        UsageError: output, weights, adapters or lists of this machine, or an address that everybody could read.
     """
     for key in _LOCAL_FILES:
-        if (path := getattr(prepared.settings, key)) is not None:
+        if (path := layers.get(key)) is not None:
             raise UsageError(f"--{key.replace('_', '-')} {path}: a fleet cannot read files of this machine")
-    for adapter in prepared.settings.lora:
-        if not adapter.startswith("s3://"):
+    for adapter in layers.get("lora", ()):
+        if not str(adapter).startswith("s3://"):
             raise UsageError(f"--lora {adapter}: a fleet needs an s3:// file")
-    if not prepared.settings.out.startswith("s3://"):
-        raise UsageError(f"--out {prepared.settings.out}: a fleet needs an s3:// output")
-    model = prepared.settings.model
-    if prepared.checkpoint.folder is not None and not model.startswith("s3://") and model not in ("pocket", "tiny"):
+    out, model = str(layers.get("out", "(not given)")), str(layers.get("model", ""))
+    if not out.startswith("s3://"):
+        raise UsageError(f"--out {out}: a fleet needs an s3:// output")
+    if model and not model.startswith("s3://") and model.partition(":")[0] not in _BUILT_IN:
         raise UsageError(f"--model {model}: a fleet needs an s3:// prefix or a built-in name")
+    if str(layers.get("on_clip", "-")).startswith("http"):
+        raise UsageError(
+            "--on-clip: a webhook's address may be a secret, and everybody who may look at jobs would read it;"
+            " store it with Secrets Manager, then --on-clip env:BATCH_GEN_HOOK --secret BATCH_GEN_HOOK=ARN"
+        )
+
+
+def refuse_local_images(prepared: Prepared) -> None:
+    """Raise UsageError for the first row with an image of this machine."""
     for row in prepared.rows():
         for column in ("image", "last_image"):
             value = getattr(row.request, column)
@@ -120,36 +180,64 @@ def job_name(prepared: Prepared) -> str:
     return f"batch-gen-{plain.removeprefix('s3---')}"[:120].rstrip("-")
 
 
-def _worker_options(given: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
-    told = {**read_job_file(given.get("config")), **given}
-    options = {key: value for key, value in told.items() if key not in _NOT_FOR_WORKERS and value is not None}
-    return {"scratch": SCRATCH, **options, "model": prepared.settings.model}
+def shown(order: Order) -> dict[str, Any]:
+    """The whole order as JSON values."""
+    files = {"job.yaml": order.config, "plan.json": order.plan}
+    uploads = [each.key for each in order.uploads]
+    return {"jobDefinition": order.definition, "submitJob": order.body, "files": files, "uploads": uploads}
 
 
-def _submit(
-    store: Store, options: Mapping[str, Any], definition: Mapping[str, Any], body: dict[str, Any], prepared: Prepared
-) -> int:
+def _worker_settings(layers: Mapping[str, Any], prepared: Prepared) -> dict[str, Any]:
+    """The settings of every worker, as the job file that they read."""
+    told = {
+        key: value
+        for key, value in layers.items()
+        if key not in _NOT_FOR_WORKERS and not key.startswith("s3_") and value is not None
+    }
+    return {"scratch": SCRATCH, "emf": True, **told, "model": prepared.settings.model}
+
+
+def _submit(store: Store, options: Mapping[str, Any], order: Order, prepared: Prepared) -> int:
     from batch_gen.submit.batch import Batch
+    from batch_gen.submit.jobs import Submission, note
 
     batch = Batch(options.get("region"), options.get("batch_endpoint"))
-    arn, is_new = batch.ensure_definition(definition)
-    job_id = batch.submit({**body, "jobDefinition": arn})
-    when = datetime.now(UTC).isoformat(timespec="seconds")
-    nodes = body.get("arrayProperties", {}).get("size", 1)
-    note = {"job_id": job_id, "definition": arn, "submitted": when, "nodes": nodes}
-    store.create(f"{JOBS_PREFIX}{job_id}.json", json.dumps(note, indent=1).encode(), content_type="application/json")
+    upload(store, order.uploads)
+    arn, is_new = batch.ensure_definition(order.definition)
+    job_id = batch.submit({**order.body, "jobDefinition": arn})
+    nodes = order.fleet.num_nodes
     click.echo(f"job        {job_id} ({nodes} nodes), definition {'registered' if is_new else 'reused'}: {arn}")
-    click.echo(f"next       batch-gen status {prepared.settings.out}")
+    note(
+        store,
+        Submission(
+            job_id=job_id,
+            job_name=order.body["jobName"],
+            queue=order.fleet.queue,
+            definition=arn,
+            nodes=nodes,
+            region=batch.region,
+            endpoint=options.get("batch_endpoint"),
+            submitted=clock.utc_now(),
+        ),
+    )
+    spent = (order.plan["estimate"] or {}).get("totals") or {}
+    money = "" if spent.get("cost_usd") is None else f", about {spent['cost_usd']:,.0f} USD"
+    click.echo(f"plan       {order.plan['clips']:,} clips in {order.plan['chunks']:,} chunks{money}")
+    endpoint = prepared.settings.s3_endpoint
+    click.echo(f"next       batch-gen status {store.url}{f' --s3-endpoint {endpoint}' if endpoint else ''}")
     return EXIT_OK
 
 
-def _run_here(
-    sources: Sequence[str], given: Mapping[str, Any], prepared: Prepared, local: int, definition: Mapping[str, Any]
-) -> int:
-    options = {key: value for key, value in given.items() if key not in ("out", "shard")}
-    command = worker_command(sources, {**options, "model": prepared.settings.model, "out": prepared.settings.out})
+def _run_here(sources: Sequence[str], given: Mapping[str, Any], prepared: Prepared, local: int) -> int:
+    settings = prepared.settings
+    store = open_store(settings.out, store_options(settings))
+    if settings.continue_:
+        retire_stop(store)
+    check_stop(store)
+    options = {key: value for key, value in given.items() if key not in ("out", "shard", "continue")}
+    command = worker_command(sources, {**options, "model": settings.model, "out": settings.out})
+    definition = job_definition(Fleet("local", "none"))
     children = run_local(command, local, definition["retryStrategy"])
     for child in children:
         click.echo(f"child {child.index}: exit codes {', '.join(map(str, child.exit_codes))}")
-    codes = [child.exit_codes[-1] for child in children]
-    return max(codes) if max(codes) != 137 else EXIT_AGAIN
+    return exit_code_of(children)

@@ -30,6 +30,7 @@ class Fleet:
         deadline_s: the worker's own deadline; Batch's timeout lies beyond it. None: neither has one.
         log_group: CloudWatch log group.
         tags: cost allocation.
+        secrets: variable -> ARN of the secret that fills it; read by the execution role, never seen in a job.
         vcpus, memory_mib: of one node; a whole trn2.48xlarge by default.
         devices: Neuron devices of one node.
     """
@@ -43,6 +44,7 @@ class Fleet:
     deadline_s: float | None = None
     log_group: str = "/aws/batch/batch-gen"
     tags: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
     vcpus: int = TRN2_VCPUS
     memory_mib: int = TRN2_USABLE_MIB
     devices: int = TRN2_DEVICES
@@ -120,6 +122,8 @@ def _container(fleet: Fleet) -> dict[str, Any]:
         "environment": [{"name": "BATCH_GEN_CACHE", "value": f"{SCRATCH}/cache"}],
         "logConfiguration": {"logDriver": "awslogs", "options": {"awslogs-group": fleet.log_group}},
     }
+    if fleet.secrets:
+        container["secrets"] = [{"name": name, "valueFrom": arn} for name, arn in sorted(fleet.secrets.items())]
     if fleet.job_role:
         container["jobRoleArn"] = fleet.job_role
     if fleet.execution_role:

@@ -83,7 +83,8 @@ def size_faults(submission: Mapping[str, Any]) -> Iterator[str]:
     """Sizes of what is sent."""
     overrides = json.dumps(submission.get("containerOverrides", {}))
     if len(overrides) > MAX_OVERRIDES_CHARS:
-        yield f"container overrides of {len(overrides):,} characters: at most {MAX_OVERRIDES_CHARS:,}; give fewer flags"
+        size = f"container overrides of {len(overrides):,} characters: at most {MAX_OVERRIDES_CHARS:,}"
+        yield f"{size}; name one folder instead of many manifest files"
     total = len(json.dumps(submission).encode())
     if total > MAX_SUBMIT_BYTES:
         yield f"submission of {total:,} bytes: at most {MAX_SUBMIT_BYTES:,}"

@@ -8,10 +8,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from batch_gen.environment import child_environment
+from batch_gen.errors import EXIT_AGAIN, EXIT_BUG, UsageError
 from batch_gen.submit.retries import ended_from_returncode, is_retried
+
+MAX_LOCAL: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ def run_local(
     num_nodes: int,
     retry_strategy: Mapping[str, Any],
     on_start: Callable[[int, subprocess.Popen[bytes]], None] = lambda _index, _process: None,
+    program: Sequence[str] = (sys.executable, "-m", "batch_gen"),
 ) -> list[Child]:
     """Run all children at once; each is started again as the retry strategy says.
 
@@ -40,6 +44,7 @@ def run_local(
         num_nodes: children.
         retry_strategy: `attempts` and `evaluateOnExit`.
         on_start: hears of every process, e.g. to kill it in a test.
+        program: what stands for `batch-gen` here.
     """
     job_id = str(uuid.uuid4())
 
@@ -47,8 +52,9 @@ def run_local(
         codes: list[int] = []
         while True:
             variables = batch_variables(job_id, index, num_nodes, len(codes) + 1)
-            local = [sys.executable, "-m", "batch_gen", *command[1:]]
-            process = subprocess.Popen(local, env=child_environment(**variables), stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                [*program, *command[1:]], env=child_environment(**variables), stdin=subprocess.DEVNULL
+            )
             on_start(index, process)
             code = process.wait()
             ended = ended_from_returncode(code)
@@ -56,8 +62,18 @@ def run_local(
             if not is_retried(retry_strategy, ended, len(codes)):
                 return Child(index, tuple(codes))
 
+    if num_nodes > MAX_LOCAL:
+        raise UsageError(f"--local {num_nodes}: at most {MAX_LOCAL} processes on one machine")
     with ThreadPoolExecutor(num_nodes, "child") as pool:
         return list(pool.map(child, range(num_nodes)))
+
+
+def exit_code_of(children: Sequence[Child]) -> int:
+    """One exit code for all: a bug before anything else, then the highest; what may be started again is 75."""
+    codes = {child.exit_codes[-1] for child in children}
+    if EXIT_BUG in codes:
+        return EXIT_BUG
+    return min(max(codes), EXIT_AGAIN)
 
 
 def batch_variables(job_id: str, index: int, num_nodes: int, attempt: int) -> dict[str, str]:

@@ -40,7 +40,7 @@ OPERATIONAL_FLAGS = {
     "max-failures", "ok-with-quarantine", "drain-budget", "block-list", "drain-at", "on-clip",
     "max-cost", "price-per-hour", "max-hours", "stall-timeout", "require-same-numerics",
     "no-token-check", "ignore-memory", "s3-endpoint", "s3-checksum", "s3-kms-key", "s3-storage-class", "s3-tags",
-    "s3-bucket-owner", "s3-requester-pays", "quiet",
+    "s3-bucket-owner", "s3-requester-pays", "emf", "prometheus", "quiet",
 }  # fmt: skip
 
 

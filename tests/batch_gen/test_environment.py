@@ -9,7 +9,8 @@ from batch_gen.worker import claim_options
 
 NAMES = (
     "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE", "AWS_BATCH_JOB_ATTEMPT", "JOB_COMPLETION_INDEX",
-    "JOB_COMPLETIONS", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_RESTART_COUNT",
+    "JOB_COMPLETIONS", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_RESTART_COUNT", "AWS_BATCH_JOB_ID",
+    "JOB_INDEX_FAILURE_COUNT", "JOB_NAME", "SLURM_ARRAY_JOB_ID",
 )  # fmt: skip
 
 
@@ -35,6 +36,8 @@ def test_alone(environment):
         ({"AWS_BATCH_JOB_ATTEMPT": "4"}, (0, 1, 4)),
         ({"JOB_COMPLETION_INDEX": "1"}, (1, None, 1)),
         ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "6"}, (5, 6, 1)),
+        ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "6", "SLURM_RESTART_COUNT": "1"}, (5, 6, 2)),
+        ({"JOB_COMPLETION_INDEX": "1", "JOB_INDEX_FAILURE_COUNT": "2"}, (1, None, 3)),
         ({"AWS_BATCH_JOB_ARRAY_INDEX": "-1"}, (0, 1, 1)),
     ],
 )
@@ -43,6 +46,22 @@ def test_array_variables(environment, variables, expected):
     environment(**variables)
     hint = worker_hint()
     assert (hint.index, hint.count, hint.attempt) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({"AWS_BATCH_JOB_ARRAY_INDEX": "3", "AWS_BATCH_JOB_ID": "a-b:3"}, "a-b:3"),
+        ({"AWS_BATCH_JOB_ID": "a-b", "AWS_BATCH_JOB_ATTEMPT": "2"}, "a-b"),
+        ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_JOB_ID": "77"}, "77:5"),
+        ({"JOB_COMPLETION_INDEX": "1", "JOB_NAME": "film"}, "film:1"),
+        ({"JOB_COMPLETION_INDEX": "1"}, ""),
+    ],
+)
+def test_all_starts_of_a_child_have_one_name(environment, variables, job):
+    """The job's id with the child's index, so that a start finds how the last one ended."""
+    environment(**variables)
+    assert worker_hint().job == job
 
 
 def test_shard_wins(environment):

@@ -64,3 +64,12 @@ def test_trend_waits_for_enough_clips() -> None:
     for clip in range(7):
         trend.add(1000 * clip)
     assert trend.slope_bytes == 0
+
+
+def test_a_container_has_the_memory_of_its_cgroup(tmp_path):
+    """The limit of the container counts where it is lower than the machine's memory."""
+    machine = memory.limit_bytes(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.limit_bytes(tmp_path) == machine
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert memory.limit_bytes(tmp_path) == 1048576

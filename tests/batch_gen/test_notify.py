@@ -85,3 +85,17 @@ def test_wrong_targets(target):
     """What is neither stdout nor a URL is refused before the run."""
     with pytest.raises(UsageError, match="--on-clip"):
         Notifier(target)
+
+
+def test_an_address_may_stand_in_a_variable(monkeypatch):
+    """`env:NAME` keeps a webhook's address out of command lines and job definitions; a variable without URL is exit 2."""
+    monkeypatch.setenv("HOOK", "https://example.org/secret")
+    assert target_of("env:HOOK") == "https://example.org/secret"
+    assert target_of("-") == "-"
+    monkeypatch.delenv("HOOK")
+    with pytest.raises(UsageError, match="holds no http") as error:
+        target_of("env:HOOK")
+    assert error.value.exit_code == 2
+    check_target("env:HOOK")
+    with pytest.raises(UsageError, match="env:NAME"):
+        check_target("env:not a name")

@@ -26,7 +26,7 @@ from batch_gen.fake_engine import FakeEngine
 from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.storage.base import StoreOptions, open_store
-from batch_gen.supervisor import UNFINISHED_PER_REPLICA
+from batch_gen.ledger import UNFINISHED_PER_REPLICA
 from batch_gen.tables import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]

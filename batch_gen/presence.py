@@ -1,0 +1,79 @@
+"""Who and where this start of a worker is, and how much it may hold at once after earlier starts were killed."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from batch_gen import clock
+from batch_gen.config import Settings
+from batch_gen.environment import metadata_endpoint, queue_name, worker_hint
+from batch_gen.interruption import Metadata
+from batch_gen.ledger import HostLoad, Start, host_load, kills_before
+from batch_gen.memory import limit_bytes
+from batch_gen.storage.base import Store
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def begin(store: Store, settings: Settings, worker: str) -> tuple[Start, HostLoad]:
+    """This start for the ledger, and its load on the host: less than usual when the last one was killed."""
+    hint = worker_hint()
+    host, instance = machine()
+    load = host_load(kills_before(store, hint, host))
+    if load.kills:
+        text = "the last %d starts of this child were killed, probably for memory: fewer clips and frames at once now"
+        log.warning(text, load.kills)
+    start = Start(
+        worker=worker,
+        job=hint.job,
+        attempt=hint.attempt,
+        host=host,
+        queue=queue_name(),
+        instance=instance,
+        num_replicas=settings.replicas,
+        price_per_hour=settings.price_per_hour,
+        lead_s=round(max(0.0, time.time() - psutil.Process().create_time()), 3),
+        memory_limit_bytes=limit_bytes(),
+        started=clock.utc_now(),
+    )
+    return start, load
+
+
+def machine() -> tuple[str, str]:
+    """Name and type of this machine: EC2's, else the host's name and `none`."""
+    endpoint = metadata_endpoint()
+    if endpoint is not None:
+        metadata = Metadata(endpoint)
+        try:
+            found = metadata.read("instance-id"), metadata.read("instance-type")
+        except (OSError, HTTPException):
+            found = None, None
+        if found[0]:
+            return found[0], found[1] or "none"
+    return socket.gethostname(), "none"
+
+
+def run_name(out: str) -> str:
+    """What metrics call a run: bucket and prefix, or the folder's name."""
+    return out.removeprefix("s3://").strip("/") if "://" in out else Path(out).resolve().name
+
+
+def one_at_a_time(start: Callable[[int], T]) -> Callable[[int], T]:
+    """Engines that are loaded one after the other never hold the host's copies of their weights together."""
+    lock = threading.Lock()
+
+    def waiting(index: int) -> T:
+        with lock:
+            return start(index)
+
+    return waiting
