@@ -6,56 +6,58 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from batch_gen import clock, metrics
-from batch_gen.adapters import find_adapters
 from batch_gen.blocklist import read_block_list
-from batch_gen.checkpoint import Checkpoint
+from batch_gen.caps import cap_timer, watch_for_interruptions
 from batch_gen.claims import ChunkEnd, ClaimOptions, ClaimSource
-from batch_gen.config import RATE_KEY, Settings, load_profile, num_cpus
+from batch_gen.config import RATE_KEY, Settings, load_profile
 from batch_gen.donelog import Tally
 from batch_gen.drain import Drain, install_signals
-from batch_gen.encode import EncodeSettings, VideoSpec
+from batch_gen.encode import EncodeSettings
 from batch_gen.engine import Engine
-from batch_gen.environment import WorkerHint, lease_clock_offset_s, metadata_endpoint, worker_hint, worker_name
+from batch_gen.environment import (
+    WorkerHint,
+    is_batch_child,
+    lease_clock_offset_s,
+    worker_hint,
+    worker_name,
+)
 from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, Drained, EnvironmentFault, UsageError
-from batch_gen.fake_engine import FakeOptions
+from batch_gen.graphs.supply import Supply
 from batch_gen.image_checks import keep_images
 from batch_gen.images import ImageReader
-from batch_gen.interruption import SpotWatch, drain_at
 from batch_gen.job import Workshop
-from batch_gen.launch import COMPILE_S, DEFAULT_STALL_S, EngineSpec, RemoteEngine
+from batch_gen.launch import RemoteEngine
+from batch_gen.ledger import Costs, HostLoad, add_up
+from batch_gen.memory import limit_bytes
 from batch_gen.metrics import Meter, RunSummary
 from batch_gen.notify import Notifier
 from batch_gen.outcome import RunFacts
-from batch_gen.placement import device_cores, replica_cpus, step_cache_of
+from batch_gen.placement import compile_name, rank_threads, spec_of
 from batch_gen.plan import Plan, PlanOptions, plan_run
 from batch_gen.prepare import Prepared, store_options
+from batch_gen.presence import begin, one_at_a_time, run_name
 from batch_gen.progress import Progress, choose_display
 from batch_gen.runfile import RunFile, new_run, open_run
-from batch_gen.scratch import needed_bytes, open_scratch
+from batch_gen.scratch import largest_spec, needed_bytes, open_scratch
 from batch_gen.slabs import ByteBudget
-from batch_gen.stop import check_stop, retire_stop, stop_run
+from batch_gen.stop import check_stop, retire_stop
 from batch_gen.storage.base import Store, open_store
 from batch_gen.storage.probe import needs_probe, probe
-from batch_gen.supervisor import UNFINISHED_PER_REPLICA, Supervisor
+from batch_gen.supervisor import Supervisor
+from batch_gen.telemetry import Telemetry, outlets
 from batch_gen.versions import cpu_class, versions
 
 log = logging.getLogger(__name__)
-FRAMES_BUDGET_BYTES = 1 << 30
 ENCODER_THREADS = 2
-_RANK_SETTINGS = (
-    *("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "long_prompt", "layout"),
-    *("quantization", "modules_to_not_convert", "experts", "tp_sequence_parallel"),
-)
+TABLES_UP_TO_CHUNKS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,15 @@ class Result:
     num_quarantined: int
     summary: RunSummary
     reason: str = ""
+    graphs: dict[str, int] | None = None
+    costs: Costs = field(default_factory=Costs)
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
-        body = asdict(self) | {"summary": self.summary.to_json()}
-        return body
+        return asdict(self) | {"summary": self.summary.to_json(), "costs": self.costs.to_json()}
 
 
-def work(prepared: Prepared) -> Result:
+def work(prepared: Prepared, graphs: Supply | None = None) -> Result:
     """Render what is left of the run as one worker of possibly many.
 
     Raises:
@@ -86,7 +89,7 @@ def work(prepared: Prepared) -> Result:
     store, settings = open_output(settings)
     prepared = dataclasses.replace(prepared, settings=settings)
     name = worker_name()
-    if settings.continue_:
+    if settings.continue_ and not is_batch_child():  # a child that Batch starts again must not undo a cancel
         retire_stop(store)
     check_stop(store)
     run = join_run(store, prepared)
@@ -96,40 +99,24 @@ def work(prepared: Prepared) -> Result:
     install_signals(drain)
     watch_for_interruptions(settings, drain)
     facts = run_facts(prepared, run, name)
-    with scratch_folder(prepared) as scratch, shared_pool(settings) as pool:
-        shop = workshop(store, facts, settings, scratch, pool)
-        return render(prepared, plan, shop, drain)
-
-
-def watch_for_interruptions(settings: Settings, drain: Drain) -> None:
-    """Look out for a Spot notice and for the planned end."""
-    endpoint = metadata_endpoint()
-    if endpoint is not None:
-        SpotWatch(endpoint, drain).start()
-    if settings.drain_at is not None:
-        drain_at(settings.drain_at, drain)
-
-
-def cap_timer(settings: Settings, shop: Workshop) -> threading.Timer | None:
-    """Stops the whole run when this worker has used up its hours or its money."""
-    caps = [(settings.max_hours, "time", f"--max-hours {settings.max_hours}")]
-    if settings.max_cost is not None and settings.price_per_hour is not None:
-        caps.append((settings.max_cost / settings.price_per_hour, "cost", f"--max-cost {settings.max_cost}"))
-    wanted = [(hours, reason, text) for hours, reason, text in caps if hours is not None]
-    if not wanted:
-        return None
-    hours, reason, text = min(wanted)
-    message = f"{text} reached by {shop.facts.worker}"
-    timer = threading.Timer(hours * 3600.0, stop_run, args=(shop.store, reason, message, shop.facts.worker))
-    timer.daemon = True
-    timer.start()
-    return timer
+    start, load = begin(store, settings, name)
+    meter = Meter(settings.replicas)
+    where = outlets(emf=settings.emf, prometheus=settings.prometheus)
+    with (
+        Telemetry(store, start, meter, where, run_name(settings.out)) as told,
+        scratch_folder(prepared, load) as scratch,
+        shared_pool(settings, load) as pool,
+    ):
+        told.watch(drain)
+        shop = workshop(store, facts, settings, scratch, pool, load)
+        result = render(prepared, plan, shop, drain, meter, load, graphs)
+        told.ended(result.reason or "finished", result.exit_code)
+        return dataclasses.replace(result, costs=add_up([told.standing(result.summary)]))
 
 
 def memory_limit_bytes(settings: Settings) -> int:
-    """What the ranks of one replica may hold: a fair share of nine tenths of the machine."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(total * 0.9) // settings.replicas
+    """What the ranks of one replica may hold: a fair share of nine tenths of the machine or container."""
+    return int(limit_bytes() * 0.9) // settings.replicas
 
 
 def open_output(settings: Settings) -> tuple[Store, Settings]:
@@ -154,19 +141,32 @@ def open_output(settings: Settings) -> tuple[Store, Settings]:
     return open_store(settings.out, report.options(options)), settings
 
 
-def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Result:
+def render(
+    prepared: Prepared,
+    plan: Plan,
+    shop: Workshop,
+    drain: Drain,
+    meter: Meter,
+    load: HostLoad,
+    graphs: Supply | None = None,
+) -> Result:
     """Claim and render until nothing is left, then close the run."""
     settings = prepared.settings
     ends: list[Callable[[ChunkEnd], None]] = []  # the supervisor writes parts, and needs the source first
     options = claim_options(settings, worker_hint(settings.shard), lambda end: ends[0](end))  # noqa: PLW0108
-    meter = Meter(settings.replicas)
     with (
         ClaimSource(shop.store, plan, shop.facts.worker, options) as source,
         progress_of(settings, plan, source) as progress,
     ):
-        start = engine_starter(prepared, shop.scratch, lambda: wait_on(source, drain))
-        supervisor = Supervisor(source, start, shop, drain, meter, progress, settings.replicas)
+        engines: list[RemoteEngine] = []
+        start = engine_starter(prepared, shop.scratch, lambda: wait_on(source, drain), graphs, engines)
+        start = one_at_a_time(start) if load.one_by_one else start
+        supervisor = Supervisor(
+            *(source, start, shop, drain, meter, progress, settings.replicas),
+            unfinished_per_replica=load.unfinished_per_replica,
+        )
         supervisor.memory_limit_bytes = memory_limit_bytes(settings)
+        supervisor.clips_per_step = settings.clips_per_step
         block_list = read_block_list(settings.block_list)
         if block_list is not None:
             supervisor.blocked = block_list.match
@@ -184,7 +184,8 @@ def render(prepared: Prepared, plan: Plan, shop: Workshop, drain: Drain) -> Resu
                 cap.cancel()
             if notifier is not None:
                 notifier.close()
-        return close(shop.store, plan, source.summary(), drain, meter, settings)
+        result = close(shop.store, plan, source.summary(), drain, meter, settings)
+        return result if graphs is None else dataclasses.replace(result, graphs=graph_counts(engines))
 
 
 def wait_on(source: ClaimSource, drain: Drain) -> None:
@@ -218,7 +219,8 @@ def plan_options(prepared: Prepared, worker: str) -> PlanOptions:
     """How this worker would plan."""
     facts = {"inputs": prepared.inputs, "worker": worker, "created": clock.utc_now()}
     rate = load_profile(prepared.settings.profile).get(RATE_KEY)
-    return PlanOptions(prepared.settings.chunk_requests, None if rate is None else float(rate), facts)
+    num_clips = prepared.manifest.survey.num_clips
+    return PlanOptions(prepared.settings.chunk_requests, None if rate is None else float(rate), facts, num_clips)
 
 
 def claim_options(settings: Settings, hint: WorkerHint, on_chunk_end: Callable[[ChunkEnd], None]) -> ClaimOptions:
@@ -276,17 +278,10 @@ def numerics(settings: Settings) -> dict[str, Any]:
         "attention": settings.attention if settings.mesh.num_ranks > 1 else "",
         "tp_sequence_parallel": settings.tp_sequence_parallel,
         "kernels": settings.kernels,
-        "compile": settings.compile,
+        "compile": compile_name(settings),
         "threads": rank_threads(settings),
         "torch": versions().get("torch", ""),
     }
-
-
-def rank_threads(settings: Settings) -> int:
-    """CPU threads of one rank: as told, else the cores, shared fairly."""
-    if settings.threads is not None:
-        return settings.threads
-    return max(1, num_cpus() // (settings.replicas * settings.mesh.num_ranks))
 
 
 def encode_settings(settings: Settings) -> EncodeSettings:
@@ -296,7 +291,9 @@ def encode_settings(settings: Settings) -> EncodeSettings:
     )
 
 
-def workshop(store: Store, facts: RunFacts, settings: Settings, scratch: Path, pool: ThreadPoolExecutor) -> Workshop:
+def workshop(
+    store: Store, facts: RunFacts, settings: Settings, scratch: Path, pool: ThreadPoolExecutor, load: HostLoad
+) -> Workshop:
     """What all clips share."""
     return Workshop(
         store=store,
@@ -304,7 +301,7 @@ def workshop(store: Store, facts: RunFacts, settings: Settings, scratch: Path, p
         encode=encode_settings(settings),
         scratch=scratch,
         pool=pool,
-        budget=ByteBudget(FRAMES_BUDGET_BYTES),
+        budget=ByteBudget(load.frames_budget_bytes),
         progress=lambda *_: None,
         keep_latents=settings.keep_latents,
         images=ImageReader(store, store_options(settings)),
@@ -313,56 +310,45 @@ def workshop(store: Store, facts: RunFacts, settings: Settings, scratch: Path, p
 
 
 @contextmanager
-def scratch_folder(prepared: Prepared) -> Iterator[Path]:
+def scratch_folder(prepared: Prepared, load: HostLoad) -> Iterator[Path]:
     """Scratch space with room for the largest clips in flight."""
     settings = prepared.settings
-    largest = max((row.request for row in prepared.rows()), key=lambda r: r.num_frames * r.width * r.height)
-    spec = VideoSpec(largest.width, largest.height, largest.fps, largest.num_frames)
-    in_flight = settings.replicas * UNFINISHED_PER_REPLICA
+    asked = prepared.manifest.survey.buckets
+    by_images = any(bucket.conditioning != "text" for bucket in asked)  # images may change sizes
+    spec = largest_spec({row.request.bucket for row in prepared.rows()} if by_images else asked)
+    in_flight = settings.replicas * load.unfinished_per_replica
     base = Path(settings.scratch) if settings.scratch else None
     with open_scratch(base, needed_bytes(spec, encode_settings(settings), in_flight)) as folder:
         yield folder
 
 
-def engine_starter(prepared: Prepared, scratch: Path, on_wait: Callable[[], None]) -> Callable[[int], Engine]:
-    """A function that starts the engine of replica `i`."""
+def engine_starter(
+    prepared: Prepared,
+    scratch: Path,
+    on_wait: Callable[[], None],
+    graphs: Supply | None,
+    engines: list[RemoteEngine],
+) -> Callable[[int], Engine]:
+    """A function that starts the engine of replica `i` and notes it in `engines`."""
+    cache = None if graphs is None else graphs.folder
 
     def start(index: int) -> Engine:
-        return RemoteEngine(
-            spec_of(prepared.settings, prepared.checkpoint, scratch / f"replica-{index}", index), on_wait
-        )
+        folder = scratch / f"replica-{index}"
+        engines.append(RemoteEngine(spec_of(prepared.settings, prepared.checkpoint, folder, index, cache), on_wait))
+        return engines[-1]
 
     return start
 
 
-def spec_of(settings: Settings, checkpoint: Checkpoint, folder: Path, index: int) -> EngineSpec:
-    """What the ranks of replica `index` are; they log and meet in `folder`."""
-    stall_s = settings.stall_timeout or DEFAULT_STALL_S
-    if checkpoint.folder is None:
-        _, _, path = checkpoint.name.partition(":")
-        fake = asdict(FakeOptions.from_file(Path(path)) if path else FakeOptions())
-        return EngineSpec("fake", fake, str(folder), stall_s=stall_s)
-    options = {name: getattr(settings, name) for name in _RANK_SETTINGS}
-    options["step_cache"] = step_cache_of(settings)
-    options["adapters"] = [found.to_json() for found in find_adapters(settings.lora, store_options(settings))]
-    options |= {"model": str(checkpoint.folder), "mesh": settings.mesh.model_dump()}
-    return EngineSpec(
-        "pipeline",
-        options,
-        str(folder),
-        settings.mesh.num_ranks,
-        threads=rank_threads(settings),
-        cores=device_cores(settings, index),
-        cpus=replica_cpus(settings, index),
-        stall_s=stall_s,
-        first_s=COMPILE_S if settings.device == "neuron" or settings.compile != "off" else 0.0,
-    )
+def graph_counts(engines: Sequence[RemoteEngine]) -> dict[str, int]:
+    """Graphs that the first rank of each engine found in its cache, and those that it compiled."""
+    return {name: sum(engine.graph_counts.get(name, 0) for engine in engines) for name in ("hits", "misses")}
 
 
 @contextmanager
-def shared_pool(settings: Settings) -> Iterator[ThreadPoolExecutor]:
+def shared_pool(settings: Settings, load: HostLoad) -> Iterator[ThreadPoolExecutor]:
     """Threads for the host work of clips: as many as clips may be unfinished."""
-    with ThreadPoolExecutor(settings.replicas * UNFINISHED_PER_REPLICA, "clip") as pool:
+    with ThreadPoolExecutor(settings.replicas * load.unfinished_per_replica, "clip") as pool:
         yield pool
 
 
@@ -379,11 +365,13 @@ def progress_of(settings: Settings, plan: Plan, source: ClaimSource) -> Iterator
 
 
 def close(store: Store, plan: Plan, tally: Tally, drain: Drain, meter: Meter, settings: Settings) -> Result:
-    """Rebuild the tables and say how it ended."""
-    metrics.rebuild_tables(store)
+    """Rebuild the tables and say how it ended; of a large run, only whoever finds it finished reads all its parts."""
     num_quarantined = len(tally.quarantined)
+    is_over = tally.num_committed + num_quarantined >= plan.num_clips
+    if is_over or len(plan.chunks) <= TABLES_UP_TO_CHUNKS:
+        metrics.rebuild_tables(store)
     code, reason = EXIT_OK, ""
-    if drain.reason is not None and tally.num_committed + num_quarantined < plan.num_clips:
+    if drain.reason is not None and not is_over:
         code, reason = EXIT_AGAIN, f"drained: {drain.reason.text}"
     elif num_quarantined:
         code = EXIT_OK if settings.ok_with_quarantine else EXIT_QUARANTINE

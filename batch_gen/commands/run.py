@@ -14,6 +14,8 @@ from batch_gen.drain import again_on_sigterm
 from batch_gen.errors import EnvironmentFault
 from batch_gen.estimate.published import refuse_published
 from batch_gen.flags import FLAGS
+from batch_gen.graphs.supply import supply_graphs
+from batch_gen.notify import target_of
 from batch_gen.prepare import check_run_memory, prepare
 from batch_gen.worker import Result, work
 
@@ -26,10 +28,15 @@ def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     prepared = prepare(sources, given)
     refuse_published(prepared.checkpoint)
     check_device(prepared.settings.device)
+    if prepared.settings.on_clip is not None:
+        target_of(prepared.settings.on_clip)
     check_run_memory(prepared)
     for warned in prepared.manifest.survey.warned.values():
         click.echo(f"warning: {warned}", err=True)
-    result = work(prepared)
+    supply = supply_graphs(prepared)
+    if supply is not None and not prepared.settings.quiet:
+        click.echo(f"graphs: {supply}", err=True)
+    result = work(prepared, supply)
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=1))
     else:
@@ -45,13 +52,17 @@ def check_device(name: str) -> None:
 
 def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) -> str:
     """The lines that end a run: what was made, where it is, what to try next; commands may be pasted into a shell."""
+    cost = result.costs.lines() if result.costs.usd is not None else []
     made = f"{result.num_committed} of {result.num_clips} clips committed"
     if result.num_quarantined:
         made += f", {result.num_quarantined} quarantined"
     out = shlex.quote(result.out)
     lines = [f"{made}; this worker: {result.summary}", f"clips      {result.out}/clips"]
     lines += [f"index      {result.out}/clips.parquet", f"metrics    {result.out}/metrics.parquet"]
+    if result.graphs is not None:
+        lines.append(f"graphs     {result.graphs['hits']} from the cache, {result.graphs['misses']} compiled here")
     lines.append(f"report     batch-gen report {out}   (then open {result.out}/report/index.html)")
+    lines += cost
     if result.reason:
         lines.append(f"{result.reason}; start the same command again to go on")
     if result.num_quarantined:
