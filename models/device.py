@@ -181,10 +181,9 @@ class Device:
             return None
         from torch._dynamo.utils import counters
 
-        whole, parts = counters["aot_autograd"], counters["inductor"]
-        hits = whole["autograd_cache_hit"] + parts["fxgraph_cache_hit"]
-        misses = parts["fxgraph_cache_miss"] + parts["fxgraph_cache_bypass"]
-        return {"hits": hits, "misses": misses}
+        counted = counters["inductor"]
+        misses = counted["fxgraph_cache_miss"] + counted["fxgraph_cache_bypass"]
+        return {"hits": counted["fxgraph_cache_hit"], "misses": misses}
 
     def synchronize(self) -> None:
         """Wait until queued work is done (the host's own work already is)."""
