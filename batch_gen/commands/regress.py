@@ -56,6 +56,7 @@ def run(suite: tuple[str, ...], night: str | None, notify: str | None, emf: bool
     \b
     Example: batch-gen regress run manifests/regression.parquet --out s3://bucket/nightly --model pocket
     """
+    from batch_gen.notify import Notifier
     from batch_gen.regress.night import check_name, night_name, run_night, tell
     from batch_gen.regress.render import open_bench
     from batch_gen.regress.suite import prepare_suite
@@ -65,11 +66,11 @@ def run(suite: tuple[str, ...], night: str | None, notify: str | None, emf: bool
     if notify is not None:
         check_notify(notify)
     setup = prepare_suite(suite, given(options))
-    name = night or night_name()
+    name = (night or night_name()).replace(":", "")  # a schedule hands over its moment as 2026-11-29T02:00:00Z
     check_name(setup, name)
     with open_bench(setup) as bench:
         found = run_night(setup, bench, name, _sayer(options, as_json))
-    tell(found, notify)
+    tell(found, None if notify is None else Notifier(notify))
     click.echo(found.to_bytes().decode() if as_json else closing(found, setup.settings.out))
     if emf:
         click.echo(metric_line(found))

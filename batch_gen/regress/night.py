@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from datetime import date
 from typing import Any, Final
 
+import numpy.typing as npt
+
 from batch_gen import clock
 from batch_gen.encode import frames_hash
 from batch_gen.engine import Engine
@@ -31,6 +33,7 @@ from batch_gen.regress.baseline import find_baselines
 from batch_gen.regress.gates import Clip, Judged, judge_clip
 from batch_gen.regress.quarantine import apply_quarantine
 from batch_gen.regress.render import Bench, Rendered, open_bench
+from batch_gen.regress.replay import FILE, encoded
 from batch_gen.regress.results import (
     EARNEST,
     RESULTS_NAME,
@@ -51,6 +54,7 @@ from batch_gen.regress.suite import NAME, Setup
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import differences
 from batch_gen.storage.base import AlreadyExists
+from batch_gen.worker import encode_settings
 
 log = logging.getLogger(__name__)
 REMEMBERED: Final = 30
@@ -143,7 +147,7 @@ def run_case(
         rendered, attempts = bench.render(request, setup.taps_of(request))
         artifacts = Artifacts(
             frames=store_frames(setup.store, setup.name, rendered.frames, request.fps),
-            arrays=store_arrays(setup.store, setup.name, rendered.arrays),
+            arrays=store_arrays(setup.store, setup.name, kept_arrays(setup, rendered)),
         )
         facts |= {"attempts": attempts, "timings": rendered.timings, "peak_rss_bytes": rendered.peak_rss_bytes}
         facts |= {"artifacts": artifacts, "num_frames": len(rendered.frames)}
@@ -161,6 +165,13 @@ def run_case(
     )
     slow = speed.case_speed(case, alike, setup.file.limits_of(request.clip_id))
     return settled(setup, case, [*judged.gates, *slow])
+
+
+def kept_arrays(setup: Setup, rendered: Rendered) -> dict[str, npt.NDArray[Any]]:
+    """Latents, taps and the delivered file's bytes, so that `bisect` can tell the encoder from the decoder."""
+    if setup.file.taps == "none":
+        return rendered.arrays
+    return {**rendered.arrays, FILE: encoded(rendered.frames, rendered.request, encode_settings(setup.settings))}
 
 
 def settled(setup: Setup, case: CaseResult, gates: Sequence[GateResult]) -> CaseResult:
@@ -270,15 +281,15 @@ def write_night(setup: Setup, night: Night) -> None:
         raise UsageError(f"{setup.store.url}/{key} exists: another process ran a night of that name") from None
 
 
-def tell(night: Night, target: str | None) -> bool:
-    """Notify when a state changed; True when something was said."""
-    if target is None or not night.changed:
+def tell(night: Night, notifier: Notifier | None) -> bool:
+    """Notify when a state changed; True when something was said. Closes the notifier."""
+    if notifier is None:
         return False
-    notifier = Notifier(target)
-    body = {"event": "regress", "suite": night.suite, "night": night.night, "verdict": night.verdict}
-    notifier.clip({**body, "exit_code": night.exit_code, "changed": list(night.changed)})
+    if night.changed:
+        body = {"event": "regress", "suite": night.suite, "night": night.night, "verdict": night.verdict}
+        notifier.clip({**body, "exit_code": night.exit_code, "changed": list(night.changed)})
     notifier.close()
-    return True
+    return bool(night.changed)
 
 
 def _kindness(judged: Judged) -> tuple[int, int, float]:
