@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 import psutil
 
 from batch_gen import clock
 from batch_gen.config import Settings
-from batch_gen.environment import metadata_endpoint, queue_name, worker_hint
+from batch_gen.environment import is_batch_child, metadata_endpoint, queue_name, worker_hint, worker_name
+from batch_gen.errors import BatchGenError
 from batch_gen.interruption import Metadata
-from batch_gen.ledger import HostLoad, Start, host_load, kills_before
+from batch_gen.layout import SUBMIT_PREFIX
+from batch_gen.ledger import HostLoad, Start, host_load, kills_before, read_start
 from batch_gen.memory import limit_bytes
-from batch_gen.storage.base import Store
+from batch_gen.reach import reach
+from batch_gen.storage.base import Store, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+MAX_WORDS: Final = 300
 
 
 def begin(store: Store, settings: Settings, worker: str) -> tuple[Start, HostLoad]:
@@ -47,6 +52,24 @@ def begin(store: Store, settings: Settings, worker: str) -> tuple[Start, HostLoa
         started=clock.utc_now(),
     )
     return start, load
+
+
+def last_words(layers: Mapping[str, Any], error: BatchGenError) -> None:
+    """A child of AWS Batch that ends before it joins the run writes down why, so that `status` can say it."""
+    hint, out = worker_hint(), str(layers.get("out") or "")
+    if not is_batch_child() or not hint.job or "://" not in out:
+        return
+    text = f"{error.kind}: {error.message.splitlines()[0][:MAX_WORDS]}"
+    now = clock.utc_now()
+    start = Start(
+        worker=worker_name(), job=hint.job, attempt=hint.attempt, queue=queue_name(), ended=text,
+        exit_code=error.exit_code, started=now, updated=now,
+    )  # fmt: skip
+    with contextlib.suppress(BatchGenError):  # the store may be what is wrong
+        store = open_store(out, reach(layers))
+        is_ours = next(iter(store.list(SUBMIT_PREFIX)), None) is not None  # never a word into foreign places
+        if is_ours and read_start(store, start.key) is None:
+            store.put(start.key, start.to_bytes(), content_type="application/json")
 
 
 def machine() -> tuple[str, str]:

@@ -11,12 +11,13 @@ from typing import Any, Final
 import click
 
 from batch_gen.drain import again_on_sigterm
-from batch_gen.errors import EnvironmentFault
+from batch_gen.errors import BatchGenError, EnvironmentFault
 from batch_gen.estimate.published import refuse_published
 from batch_gen.flags import FLAGS
 from batch_gen.graphs.supply import supply_graphs
 from batch_gen.notify import target_of
 from batch_gen.prepare import check_run_memory, prepare
+from batch_gen.presence import last_words
 from batch_gen.worker import Result, work
 
 _NOT_AGAIN: Final = {"out", "continue", "on-clip", "drain-at"}  # an --on-clip address may hold a secret
@@ -25,6 +26,20 @@ _NOT_AGAIN: Final = {"out", "continue", "on-clip", "drain-at"}  # an --on-clip a
 def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     """Render every clip of the manifest that is not committed yet; returns the exit code."""
     again_on_sigterm()
+    try:
+        result = _render(sources, given)
+    except BatchGenError as error:
+        last_words(given, error)
+        raise
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=1))
+    else:
+        click.echo(closing(result, sources, given))
+    return result.exit_code
+
+
+def _render(sources: Sequence[str], given: Mapping[str, Any]) -> Result:
+    """Everything that can be refused, then the work."""
     prepared = prepare(sources, given)
     refuse_published(prepared.checkpoint)
     check_device(prepared.settings.device)
@@ -36,12 +51,7 @@ def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     supply = supply_graphs(prepared)
     if supply is not None and not prepared.settings.quiet:
         click.echo(f"graphs: {supply}", err=True)
-    result = work(prepared, supply)
-    if as_json:
-        click.echo(json.dumps(result.to_json(), indent=1))
-    else:
-        click.echo(closing(result, sources, given))
-    return result.exit_code
+    return work(prepared, supply)
 
 
 def check_device(name: str) -> None:
