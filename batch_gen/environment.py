@@ -10,7 +10,9 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import socket
+import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +120,11 @@ def cache_folder() -> Path:
     if own:
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "batch-gen"
+
+
+def host_compiler() -> str | None:
+    """Path of the C++ compiler that torch's inductor uses on a CPU, by its rule: CXX, else g++; None without one."""
+    return shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))
 
 
 def child_environment(**changes: str) -> dict[str, str]:

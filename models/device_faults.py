@@ -94,6 +94,12 @@ PHRASES: Final[tuple[tuple[str, Fault], ...]] = (
     (r"waiting for RX", Fault("device", "a rank waited long for another", _RESTART)),
 )
 
+# What torch.compile itself raises, after all codes inside its text were looked for: every clip would fail alike.
+_UNCOMPILED: Final = (
+    re.compile(r"BackendCompilerFailed|InductorError|CppCompileError|InvalidCxxCompiler|TorchDynamoError|Unsupported:"),
+    Fault("unsupported", "a part of the model could not be compiled", "use --compile off, or see the rank's log"),
+)
+
 _NAMES: Final = {  # spellings of the runtime's status in place of its number
     "NRT_FAILURE": 1, "NRT_INVALID": 2, "NRT_INVALID_HANDLE": 3, "NRT_RESOURCE": 4, "NRT_TIMEOUT": 5,
     "NRT_HW_ERROR": 6, "NRT_QUEUE_FULL": 7, "NRT_LOAD_NOT_ENOUGH_NC": 9, "NRT_UNSUPPORTED_NEFF_VERSION": 10,
@@ -139,4 +145,5 @@ def _fault(text: str) -> tuple[str, Fault] | None:
         for match in _STATUS.finditer(text):
             if int(match[1]) in RUNTIME:
                 return f"runtime status {match[1]}", RUNTIME[int(match[1])]
-    return None
+    raised = _UNCOMPILED[0].search(text)
+    return None if raised is None else (raised[0].rstrip(":"), _UNCOMPILED[1])

@@ -76,6 +76,8 @@ def environment(core: int | None, cache: Path | None, given: Mapping[str, str]) 
             "NKI_COMPILE_CACHE_URL": str(cache / "nki"),
             "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR": str(local / "neff"),
             "TORCH_NEURONX_DEBUG_DIR": str(local / "debug"),
+            # Ranks wait while one of them compiles what all need, which takes longer than the default 20 minutes.
+            "TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT": "7200",
         }
     return wanted
 

@@ -20,6 +20,7 @@ from batch_gen.estimate.published import refuse_published
 from batch_gen.graphs.artefact import GraphSet, get_document
 from batch_gen.graphs.build import Built, Wanted, Yard, build_all
 from batch_gen.graphs.keys import Variant, facts_of, variant_of, variants_of
+from batch_gen.graphs.supply import check_compiler
 from batch_gen.images import ImageReader
 from batch_gen.launch import RemoteEngine
 from batch_gen.lease import Owner
@@ -70,6 +71,7 @@ def check_compiles(prepared: Prepared) -> None:
         raise UsageError("--model fake compiles nothing")
     if settings.compile == "off" or settings.compile_backend == "eager":
         raise UsageError("nothing to compile with these settings: give --compile block or --compile model, not eager")
+    check_compiler(settings)
     if settings.graphs is None:
         raise UsageError("--graphs must say where the compiled graphs go: a folder or s3://bucket/prefix")
     if settings.graphs_digest is not None:  # a wrong digest is a mistake that is cheap to see now

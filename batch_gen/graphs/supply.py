@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_gen.config import Settings
-from batch_gen.environment import cache_folder
+from batch_gen.environment import cache_folder, host_compiler
 from batch_gen.errors import EnvironmentFault, UsageError
 from batch_gen.graphs.artefact import GraphSet, find_artefact, get_document, key_of, unpack
 from batch_gen.graphs.keys import Variant, facts_of, variants_of
@@ -55,6 +55,7 @@ def supply_graphs(prepared: Prepared) -> Supply | None:
     settings = prepared.settings
     if settings.compile == "off" or prepared.checkpoint.folder is None:
         return None
+    check_compiler(settings)
     variants = variants_of(prepared)
     if settings.graphs is None:
         supply = Supply(local_graphs(), missing=tuple(variants))
@@ -63,6 +64,16 @@ def supply_graphs(prepared: Prepared) -> Supply | None:
     if settings.device == "neuron" and supply.missing and not settings.allow_compile:
         raise EnvironmentFault(missing_message(supply, settings))
     return supply
+
+
+def check_compiler(settings: Settings) -> None:
+    """Raise EnvironmentFault where graphs are to be compiled on a CPU that has no C++ compiler."""
+    inductor = settings.device == "cpu" and settings.compile_backend != "eager"
+    if inductor and host_compiler() is None:
+        raise EnvironmentFault(
+            f"--compile {settings.compile} on cpu needs a C++ compiler, and neither CXX nor g++ names one;"
+            " install g++ or use --compile off"
+        )
 
 
 def fetch(settings: Settings, model_digest: str, variants: Sequence[Variant]) -> Supply:

@@ -165,6 +165,8 @@ def test_the_policy_of_the_runtime_guide():
         ("dmesg: NEURON_HW_ERR=3", "hardware"),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "oom"),
         ("[Errno 5] in a file called status", "engine_died"),
+        ("CppCompileError: C++ compile error, ld returned 1", "unsupported"),
+        ("BackendCompilerFailed: backend='neuron' raised: [NCC_EOOM001] too large", "memory"),
     ],
 )
 def test_words_of_an_error_decide(said, kind):

@@ -112,6 +112,14 @@ def test_settings_that_contradict_each_other(ready, given, words):
         ready(**given)
 
 
+def test_a_missing_compiler_is_said_before_the_start(ready, monkeypatch):
+    """Without a C++ compiler --compile on a CPU is exit 2 with both ways on; eager needs none."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(EnvironmentFault, match="install g\\+\\+ or use --compile off"):
+        supply_graphs(ready())
+    assert supply_graphs(ready(compile_backend="eager")) is not None
+
+
 def test_without_compiling_there_is_nothing_to_fetch(ready):
     """--compile off asks for no graphs at all."""
     assert supply_graphs(ready(compile="off")) is None
