@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from batch_gen.commands.compile_ import check_compiles, wanted_of
 from batch_gen.errors import ConfigError, EnvironmentFault, UsageError
 from batch_gen.graphs.artefact import ArtefactRefused, GraphSet, key_of, pack, put_document
 from batch_gen.graphs.keys import facts_of, variants_of
@@ -20,11 +21,11 @@ ON_NEURON = {"device": "neuron", "kernels": "nki"}
 def ready(tmp_path, monkeypatch):
     """A function that prepares a run of two shapes, as if the fake checkpoint had weights."""
     monkeypatch.setenv("BATCH_GEN_CACHE", str(tmp_path / "machine"))
-    columns = {"prompt": ["a", "b", "c"], "width": [64, 64, 128], "height": [64] * 3, "num_frames": [5] * 3}
-    columns |= {"guidance_high": [4.0] * 3, "guidance_low": [3.0] * 3}
-    pq.write_table(pa.table(columns), tmp_path / "m.parquet")
+    shapes = {"prompt": ["a", "b", "c"], "width": [64, 64, 128], "height": [64] * 3, "num_frames": [5] * 3}
+    shapes |= {"guidance_high": [4.0] * 3, "guidance_low": [3.0] * 3}
 
-    def make(**given):
+    def make(columns=(), **given):
+        pq.write_table(pa.table({**shapes, **dict(columns)}), tmp_path / "m.parquet")
         given = {"model": "fake", "out": str(tmp_path / "out"), "compile": "block", "profile": "cpu", **given}
         prepared = prepare([str(tmp_path / "m.parquet")], given)
         return dataclasses.replace(prepared, checkpoint=dataclasses.replace(prepared.checkpoint, folder=tmp_path))
@@ -118,6 +119,31 @@ def test_a_missing_compiler_is_said_before_the_start(ready, monkeypatch):
     with pytest.raises(EnvironmentFault, match="install g\\+\\+ or use --compile off"):
         supply_graphs(ready())
     assert supply_graphs(ready(compile_backend="eager")) is not None
+
+
+def test_a_rehearsal_for_each_kind_of_guidance(ready):
+    """Clips of one shape that guide all steps, or the low-noise ones alone, use other graphs: both are rehearsed."""
+    mixed = {"width": [64] * 3, "guidance_high": [4.0, 1.0, 1.0], "guidance_low": [3.0, 3.0, 1.0]}
+    wanted = wanted_of(ready(mixed, graphs="g"))
+    assert [(str(one.variant), [request.guidance_high for request in one.requests]) for one in wanted] == [
+        ("64x64x5-text", [4.0, 1.0]),
+        ("64x64x5-text without guidance", [1.0]),
+    ]
+    assert len({one.key for one in wanted}) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"compile": "off"}, "nothing to compile"),
+        ({"compile_backend": "eager"}, "nothing to compile"),
+        ({}, "--graphs must say where"),
+    ],
+)
+def test_compile_says_what_it_needs(ready, given, words):
+    """Without a mode, a compiler or a place for the result there is one clear error."""
+    with pytest.raises(UsageError, match=words):
+        check_compiles(ready(**given))
 
 
 def test_without_compiling_there_is_nothing_to_fetch(ready):
