@@ -1,0 +1,105 @@
+"""Approvals: who, why and from which night; created once, several side by side, retired but never changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from batch_gen.errors import UsageError
+from batch_gen.fake_engine import FakeOptions
+from batch_gen.regress.approve import Decision, approve, retire_variant, the_night
+from batch_gen.regress.baseline import find_baselines, history
+from batch_gen.regress.log import lines, story
+from tests.regression import make_setup, render_night, store_of
+
+KIM = Decision("Kim", "first look")
+NOISY = FakeOptions(noise=40)
+
+
+@pytest.fixture
+def setup(tmp_path):
+    """A suite whose night n0 is approved and whose night n1 has other pixels."""
+    setup = make_setup(tmp_path)
+    approve(setup.store, render_night(setup, "n0"), [], KIM)
+    render_night(setup, "n1", NOISY)
+    return setup
+
+
+def test_an_approval_says_who_why_and_from_where(setup):
+    """What later nights are held against carries its author and its night."""
+    (approval,) = find_baselines(setup.store, "small", "base", setup.platform.key)
+    assert (approval.who, approval.why, approval.night) == ("Kim", "first look", "n0")
+    assert approval.when.endswith("Z")
+    assert approval.request["prompt"] == setup.requests[0].prompt
+
+
+def test_several_variants_hold_side_by_side(setup):
+    """A night passes when it equals any approved variant, and says which."""
+    made = approve(setup.store, the_night(setup.store, "small", "n1"), ["base"], Decision("Ann", "new kernel"))
+    assert [one.case for one in made] == ["base"]
+    old, new = find_baselines(setup.store, "small", "base", setup.platform.key)
+    again, noisy = render_night(setup, "n2"), render_night(setup, "n3", NOISY)
+    assert (again.case("base").verdict, again.case("base").baseline) == ("pass", old.variant)
+    assert (noisy.case("base").verdict, noisy.case("base").baseline) == ("pass", new.variant)
+    assert noisy.case("still").verdict == "fail"
+
+
+def test_approvals_are_written_once(setup):
+    """Approving the same variant again changes nothing, whoever does it."""
+    night = the_night(setup.store, "small", "n0")
+    keys = [listed.key for listed in store_of(setup).list("regress/small/baselines/base/")]
+    before = setup.store.get(keys[0]).body
+    assert approve(setup.store, night, ["base"], Decision("Eve", "mine")) == []
+    assert setup.store.get(keys[0]).body == before
+
+
+def test_only_what_differs_is_approved(setup):
+    """Without --case, a green night has nothing to approve."""
+    assert approve(setup.store, render_night(setup, "n2"), [], KIM) == []
+
+
+def test_a_retired_variant_counts_no_more_and_stays_readable(setup):
+    """A mistake is taken back by a second document; the first stays, and cannot be approved again."""
+    night = the_night(setup.store, "small", "n0")
+    (approval,) = find_baselines(setup.store, "small", "base", setup.platform.key)
+    retire_variant(setup.store, night, "base", approval.variant, Decision("Ann", "wrong colours"))
+    assert find_baselines(setup.store, "small", "base", setup.platform.key) == ()
+    ((kept, note),) = history(setup.store, "small", "base")
+    assert kept == approval
+    assert (note["who"], note["why"]) == ("Ann", "wrong colours")
+    assert render_night(setup, "n2").case("base").verdict == "new"
+    with pytest.raises(UsageError, match="was retired"):
+        approve(setup.store, night, ["base"], KIM)
+    with pytest.raises(UsageError, match="retired before"):
+        retire_variant(setup.store, night, "base", approval.variant, KIM)
+
+
+def test_the_log_tells_the_story_of_a_case(setup):
+    """Approvals and nights in order, for people and as JSON."""
+    told = story(setup.store, "small", "base")
+    assert [entry["verdict"] for entry in told["nights"]] == ["new", "fail"]
+    assert "psnr_min" in told["nights"][1]["gates"]
+    text = "\n".join(lines(told))
+    assert "by Kim: first look" in text
+    assert "night      n1 fail: frames_hash" in text
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda store: the_night(store, "small", "n9"), "no night n9; it has n0, n1, n2"),
+        (lambda store: the_night(store, "large", None), "no night at all; it has none"),
+        (lambda store: approve(store, the_night(store, "small", "n0"), ["fox"], KIM), "night n0 has base, still"),
+        (lambda store: approve(store, the_night(store, "small", "n2"), ["base"], KIM), "no clip to approve"),
+        (lambda store: story(store, "small", "fox"), "knows no case fox"),
+        (
+            lambda store: retire_variant(store, the_night(store, "small", "n0"), "base", "x", KIM),
+            "has no variant x on",
+        ),
+        (lambda _: Decision(" ", "why"), "--who"),
+    ],
+)
+def test_mistakes_are_refused_with_what_is_there(setup, call, words):
+    """A wrong name, a clip that was never made, or nobody to blame: one clear sentence."""
+    render_night(setup, "n2", FakeOptions(faults={"*": "device"}))
+    with pytest.raises(UsageError, match=words):
+        call(setup.store)

@@ -1,0 +1,71 @@
+"""A suite: its limits, what they may say, and the class of machine that baselines hold for."""
+
+from __future__ import annotations
+
+import pytest
+
+from batch_gen.errors import ConfigError, UsageError
+from batch_gen.regress.suite import SuiteFile, platform_of, prepare_suite, slug
+from tests.regression import make_setup, write_suite
+
+
+def test_limits_come_from_the_file_beside_the_manifest(tmp_path):
+    """The suite's limits hold for all cases, a case's own for that case, the rest are the defaults."""
+    limits = {"suite": "nightly", "limits": {"psnr_min": 30}, "cases": {"still": {"psnr_min": 45}}}
+    setup = make_setup(tmp_path, limits)
+    assert setup.name == "nightly"
+    found = [setup.file.limits_of(case).psnr_min for case in ("base", "still")]
+    assert found == [30, 45]
+    assert setup.file.limits_of("base").ssim_min == 0.95
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"limits": {"psnr": 30}}, "limits.psnr: Extra inputs"),
+        ({"cases": {"base": {"ssim_min": 7}}}, "cases.base.ssim_min: Input should be less"),
+        ({"quarantine": [{"case": "base", "why": "flaky", "until": "2027-01-01"}]}, "quarantine.0.owner: Field required"),
+        ({"cases": {"bse": {"psnr_min": 40}}}, "limits name bse, but the suite has base, still"),
+        ({"suit": "x"}, "suit: Extra inputs"),
+    ],
+)
+def test_wrong_limits_are_refused_before_anything_is_rendered(tmp_path, limits, words):
+    """A typing error must not let a limit slip."""
+    with pytest.raises(ConfigError, match=words):
+        make_setup(tmp_path, limits)
+
+
+def test_a_suite_needs_a_name_that_is_a_key(tmp_path):
+    """Names become folders of a store."""
+    with pytest.raises(UsageError, match="suite 'a/b'"):
+        make_setup(tmp_path, {"suite": "a/b"})
+
+
+def test_a_missing_limits_file_is_refused(tmp_path):
+    """A file that is named must be there; no file at all means the defaults."""
+    path = write_suite(tmp_path)
+    flags = {"model": "fake", "out": f"memory://{tmp_path}", "limits": str(tmp_path / "none.yaml")}
+    with pytest.raises(ConfigError, match=r"none\.yaml"):
+        prepare_suite([str(path)], flags)
+    path.with_suffix(".yaml").unlink()
+    assert prepare_suite([str(path)], {**flags, "limits": None}).file == SuiteFile()
+
+
+def test_the_platform_has_device_class_and_torch_minor(tmp_path):
+    """Patches of torch share baselines, minors do not; processors go by their class."""
+    platform = platform_of(make_setup(tmp_path).settings)
+    assert platform.device == "cpu"
+    assert platform.torch.count(".") == 1
+    assert platform.key == f"cpu_{platform.chip}_torch{platform.torch}"
+    assert slug("Intel(R) Xeon(R) Platinum 8488C @ 2.40GHz") == "intel-r-xeon-r-platinum-8488c-2.40ghz"
+
+
+def test_taps_may_be_few_for_large_models(tmp_path):
+    """All steps, the ends and the middle, or nothing is kept."""
+    names = {}
+    for taps in ("all", "ends", "none"):
+        setup = make_setup(tmp_path, {"taps": taps})
+        names[taps] = setup.taps_of(setup.requests[0])
+    assert names["none"] == ()
+    assert names["ends"] == ("text", *(f"{kind}.{k}" for k in (0, 2, 3) for kind in ("latents", "velocity")))
+    assert len(names["all"]) == 1 + 2 * 4
