@@ -122,6 +122,7 @@ class Settings(BaseModel):
     keep_latents: bool
     max_failures: str
     ok_with_quarantine: bool
+    clips_per_step: int = Field(ge=1, le=64)
     drain_budget: float = Field(ge=0.0)
     block_list: str | None
     drain_at: str | None

@@ -71,12 +71,14 @@ class DenoiseOptions:
         stop: number of steps to have done when the call returns, or None for all.
         taps: names of the values to yield as `Tap`.
         images: the request's first and last image as it has them, at the clip's size: uint8 RGB [H, W, 3].
+        together: requests that are denoised next; the engine may denoise them in this call, with the same bits.
     """
 
     start: tuple[int, npt.NDArray[np.float32]] | None = None
     stop: int | None = None
     taps: tuple[str, ...] = ()
     images: tuple[npt.NDArray[np.uint8], ...] = ()
+    together: tuple[RenderRequest, ...] = ()
 
 
 ALL_STEPS = DenoiseOptions()

@@ -68,8 +68,12 @@ class Workshop:
     resize: ResizeRule = "crop"
 
 
-def make_clip(engine: Engine, attempt: Attempt, shop: Workshop) -> Future[Finished]:
+def make_clip(
+    engine: Engine, attempt: Attempt, shop: Workshop, together: tuple[RenderRequest, ...] = ()
+) -> Future[Finished]:
     """Render one clip; returns when the engine is free again, with the rest of the clip's life as a future.
+
+    `together`: clips that come next, which the engine may denoise with this one.
 
     Raises:
         ClipFailed: this clip failed in the engine; the engine goes on.
@@ -77,7 +81,7 @@ def make_clip(engine: Engine, attempt: Attempt, shop: Workshop) -> Future[Finish
     """
     clock = Clock()
     info: dict[str, Any] = {}
-    latents = denoise(engine, attempt, shop, clock, info)
+    latents = denoise(engine, attempt, shop, (clock, info), together)
     frames = SlabQueue(shop.budget)
     future = shop.pool.submit(finish_clip, attempt, frames, shop, clock, info)
     try:
@@ -96,14 +100,18 @@ def make_clip(engine: Engine, attempt: Attempt, shop: Workshop) -> Future[Finish
 
 
 def denoise(
-    engine: Engine, attempt: Attempt, shop: Workshop, clock: Clock, info: dict[str, Any]
+    engine: Engine,
+    attempt: Attempt,
+    shop: Workshop,
+    notes: tuple[Clock, dict[str, Any]],
+    together: tuple[RenderRequest, ...] = (),
 ) -> npt.NDArray[np.float32]:
     """Text and latents of one clip; kept latents of an earlier attempt are taken up where they are.
 
     Raises:
         ClipFailed: the latents hold NaN or Inf.
     """
-    request = attempt.request
+    request, (clock, info) = attempt.request, notes
     kept = load_latents(shop, request) if shop.keep_latents else None
     if kept is not None:
         clock.mark("denoise")
@@ -113,7 +121,7 @@ def denoise(
     info |= text.info
     clock.mark("text")
     shop.progress(attempt, "text", 0, request.steps)
-    options = DenoiseOptions(images=tuple(images))
+    options = DenoiseOptions(images=tuple(images), together=together)
     done = finish(_watch_steps(engine.denoise(request, text.value[0], options), attempt, shop, clock))
     info |= done.info
     clock.mark("denoise")

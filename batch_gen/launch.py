@@ -116,8 +116,14 @@ class RemoteEngine:
     def denoise(self, request: RenderRequest, text: str, options: DenoiseOptions = ALL_STEPS) -> Events:
         """See `Engine.denoise`."""
         start = options.start
-        body = {"request": request.to_json(), "text": text, "stop": options.stop, "taps": list(options.taps)}
+        body: dict[str, Any] = {
+            "request": request.to_json(),
+            "text": text,
+            "stop": options.stop,
+            "taps": list(options.taps),
+        }
         body["start"] = start[0] if start else None
+        body["together"] = [other.to_json() for other in options.together]
         arrays: list[npt.NDArray[Any]] = [start[1], *options.images] if start else list(options.images)
         yield from self._call(("denoise", str(request.bucket)), body, arrays)
 

@@ -176,6 +176,7 @@ def check_combinations(settings: Settings) -> None:
         check_target(settings.on_clip)
     outlets(emf=settings.emf, prometheus=settings.prometheus)
     check_compile(settings)
+    check_clips_per_step(settings)
     read_block_list(settings.block_list)
     if settings.drain_at is not None:
         parse_moment(settings.drain_at)
@@ -197,6 +198,26 @@ def check_compile(settings: Settings) -> None:
         raise ConfigError("--graphs needs --compile block or model; with --compile off there are no graphs")
     if settings.graphs_digest is not None and settings.graphs is None:
         raise ConfigError("--graphs-digest needs --graphs: the store that holds them")
+
+
+def check_clips_per_step(settings: Settings) -> None:
+    """Clips go together only where each of them can have the bits that it has alone.
+
+    Raises:
+        ConfigError: with the setting that stands in the way.
+    """
+    if settings.clips_per_step == 1:
+        return
+    reasons = {
+        "--mesh with several ranks": settings.mesh.num_ranks > 1,
+        "--compile, whose graphs are of one clip": settings.compile != "off",
+        "--step-cache, which decides clip by clip": settings.step_cache is not None,
+    }
+    for reason, stands in reasons.items():
+        if stands:
+            raise ConfigError(
+                f"--clips-per-step {settings.clips_per_step} does not go with {reason}; use --clips-per-step 1"
+            )
 
 
 def check_step_cache(settings: Settings, manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,10 +26,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from batch_gen import wire
-from batch_gen.engine import ALL_STEPS, Array, DenoiseOptions, Done, Engine, Event, Events, Slab, Step, Tap
+from batch_gen.engine import ALL_STEPS, Array, DenoiseOptions, Done, Engine, Event, Events, Slab, Step, Tap, finish
 from batch_gen.errors import KINDS, BatchGenError, RetryClass
 from batch_gen.fake_engine import FakeEngine, FakeOptions
 from batch_gen.request import RenderRequest
+from batch_gen.together import Ahead
 from models.device import Start, prepare
 from models.device_faults import classify
 from models.errors import ModelError
@@ -117,6 +118,7 @@ class PipelineEngine:
 
     def __init__(self, pipeline: WanPipeline | ReferencePipeline) -> None:
         self._pipeline = pipeline
+        self._ahead = Ahead(self._alone, self._several, self._alike)
 
     def text(self, requests: Sequence[RenderRequest]) -> Events:
         """Encode prompts and negatives; equal texts are computed once (LRU)."""
@@ -131,6 +133,11 @@ class PipelineEngine:
         from models.events import DoneEvent, StepEvent, TapEvent
 
         del text  # the pipeline's own cache is keyed by the prompt
+        together = self._ahead.made(request, options.together)
+        if together is not None:
+            for made in together:
+                yield Done(made, {}) if isinstance(made, np.ndarray) else made
+            return
         taps = frozenset(options.taps)
         start = (options.start[0], _tensor(options.start[1])) if options.start else None
         sampling = _sampling(request, options.images)
@@ -141,6 +148,24 @@ class PipelineEngine:
                 yield Tap(event.name, event.value.numpy())
             elif isinstance(event, DoneEvent):
                 yield Done(event.latents.numpy(), {} if event.skipped is None else {"skipped_steps": event.skipped})
+
+    def _alone(self, request: RenderRequest) -> npt.NDArray[np.float32]:
+        latents: npt.NDArray[np.float32] = finish(self.denoise(request, "")).value
+        return latents
+
+    def _several(self, requests: Sequence[RenderRequest]) -> Iterator[Step | npt.NDArray[np.float32]]:
+        from models.events import DoneEvent, StepEvent
+
+        pipeline: Any = self._pipeline  # `_alike` lets no other kind through
+        for event in pipeline.denoise_several([_sampling(request, ()) for request in requests]):
+            if isinstance(event, StepEvent):
+                yield Step(event.index + 1, event.total, event.stage)
+            elif isinstance(event, DoneEvent):
+                yield event.latents.numpy()
+
+    def _alike(self, request: RenderRequest) -> Hashable | None:
+        alike = getattr(self._pipeline, "alike", None)  # the reference pipeline makes each clip alone
+        return None if alike is None or request.image is not None else alike(_sampling(request, ()))
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
         """Decode latents to slabs; ranks other than 0 yield none."""
@@ -281,7 +306,8 @@ def _run(engine: Engine, command: dict[str, Any], arrays: list[Array]) -> Events
         return engine.decode(request, arrays[0])
     start = None if command["start"] is None else (int(command["start"]), arrays[0])
     images = tuple(arrays if start is None else arrays[1:])
-    options = DenoiseOptions(start=start, stop=command["stop"], taps=tuple(command["taps"]), images=images)
+    together = tuple(RenderRequest.from_json(body) for body in command.get("together", ()))
+    options = DenoiseOptions(start, command["stop"], tuple(command["taps"]), images, together)
     return engine.denoise(request, command["text"], options)
 
 

@@ -27,6 +27,7 @@ from batch_gen.memory import MemoryTrend, rss_bytes
 from batch_gen.metrics import Meter, write_parts
 from batch_gen.outcome import Attempt, error_row, metrics_row
 from batch_gen.progress import Current, Progress
+from batch_gen.request import RenderRequest
 from batch_gen.slabs import Aborted
 
 log = logging.getLogger(__name__)

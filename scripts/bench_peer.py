@@ -32,7 +32,7 @@ SAMPLING = (
     *("guidance_high", "guidance_low", "flow_shift"),
 )
 STAGES = ("text", "denoise", "decode", "encode", "verify", "upload")
-MIN_PSNR = {"float32": 40.0, "bfloat16": 20.0}  # between the two files of one clip, both compressed
+MIN_PSNR = {"float32": 25.0, "bfloat16": 15.0}  # of the two compressed files of a clip; another clip has about 10
 PROMPTS = ("a red circle moves left on blue", "a green square moves up on black", "a blue triangle moves down on white")
 VARIANTS = {
     "fp32": ("float32", ()),

@@ -4,7 +4,7 @@ Per clip: its attempt is written into the lease (PUT), file and record are store
 when the chunk is opened (HEAD), and stop.json before the clip is handed out (GET).
 Per chunk: the lease is claimed and freed (PUT, PUT), its part of the metrics and its entry of the done log are written
 (PUT, PUT); whoever closes the run reads the part (GET). An entry is read and deleted once when the log is folded.
-Per worker: the probe of the store, run.json and the plan; its look at the entries that are not folded when it ends.
+Per worker: the probe of the store, run.json and the plan; the entries that are not folded, at its start and its end.
 Over time: a lease that nothing else wrote for a third of its ttl is renewed (PUT). A claim that finds its view of the
 run older than the ttl lists the done log anew, a thousand keys a page (LIST), and looks for another round (GET).
 """
@@ -52,12 +52,12 @@ def pages(shape: Shape) -> int:
 
 
 def over_time(shape: Shape) -> Counts:
-    """Renewals, looks at the done log, its folding, and what every worker reads of it at its end; upper bounds."""
+    """Renewals, looks at the done log, its folding, what each worker reads of it at its start and end; upper bounds."""
     periods = shape.workers * shape.hours * 3600.0 / TTL_S
     looks = min(float(shape.chunks), periods)
     folded = shape.chunks if shape.chunks > COMPACT_ABOVE else 0
     left = min(shape.chunks, int(FOLD_BY * COMPACT_ABOVE))
-    gets = looks + folded + shape.workers * left
+    gets = looks + folded + 2 * shape.workers * left
     return {"PUT": 3 * periods, "GET": gets, "HEAD": 0.0, "LIST": looks * pages(shape), "DELETE": float(folded)}
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from models.checkpoint_files import read_json
@@ -17,6 +18,9 @@ from models.wan.spec import TransformerSpec, transformer_spec
 from models.wan.text import TextHandle, stack_texts
 
 HIGH, LOW = "high", "low"
+
+# Slots of texts of several clips, counted from here on for each slot of one clip.
+SEVERAL = 100
 
 
 @dataclass(slots=True)
@@ -72,6 +76,18 @@ class Experts:
         self._keep(stage, slot, handles, keys)
         return velocity
 
+    def velocity_of_clips(
+        self, stage: str, slot: int, texts: Sequence[Sequence[TextHandle]], inputs: tuple[Tensor, Tensor, Rope]
+    ) -> Tensor:
+        """As `velocity` of N clips at once, latents [N, C, T, h, w]; each clip's texts make keys of their own.
+
+        They all need equally many rows. Returns the clips' velocities under their texts, clip by clip.
+        """
+        latents, timestep, rope = inputs
+        first = SEVERAL * (slot + 1)
+        found = [self.text_keys(stage, first + number, handles) for number, handles in enumerate(texts)]
+        return self.graphs(stage).steady(latents, timestep, [joined(layer) for layer in zip(*found, strict=True)], rope)
+
     def text_keys(self, stage: str, slot: int, handles: Sequence[TextHandle]) -> list[TextKeys]:
         """Keys and values of a batch of texts for each layer of an expert.
 
@@ -89,6 +105,12 @@ class Experts:
 
     def _keep(self, stage: str, slot: int, handles: Sequence[TextHandle], keys: list[TextKeys]) -> None:
         self._texts[stage, slot] = (_ids(handles), keys)
+
+
+def joined(keys: Sequence[TextKeys]) -> TextKeys:
+    """One layer's keys and values of several clips' texts, one after the other."""
+    assert len({each.repeats for each in keys}) == 1
+    return TextKeys(torch.cat([each.k for each in keys]), torch.cat([each.v for each in keys]), keys[0].repeats)
 
 
 def _ids(handles: Sequence[TextHandle]) -> tuple[str, ...]:

@@ -169,6 +169,15 @@ class SelfAttention(nn.Module):
         return out_BLW
 
 
+def for_texts(x_NLW: Tensor, num_texts: int) -> Tensor:
+    """[N, L, ...] of N clips -> [num_texts, L, ...]: a clip's row for each of its texts, which stand together."""
+    if x_NLW.shape[0] == num_texts:
+        return x_NLW
+    if x_NLW.shape[0] == 1:
+        return x_NLW.expand(num_texts, *x_NLW.shape[1:])
+    return x_NLW.repeat_interleave(num_texts // x_NLW.shape[0], 0)
+
+
 class CrossAttention(nn.Module):
     """Attention from the clip's tokens to the text; keys and values are made once per text."""
 
@@ -190,9 +199,9 @@ class CrossAttention(nn.Module):
         return TextKeys(self._normal(k, self.norm_k), v.contiguous(), repeats)
 
     def forward(self, x_BLW: Tensor, text: TextKeys) -> Tensor:
-        """[B, L, W] -> [B, L, W]; a batch of 1 meets every text of the batch."""
+        """[N, L, W] -> [B, L, W]; each of N clips meets its own share of the B texts, see `for_texts`."""
         q_BLHD = self._normal(self.to_q(x_BLW).unflatten(-1, (-1, self.head_width)), self.norm_q)
-        q_BLHD = q_BLHD.expand(text.k.shape[0], -1, -1, -1)
+        q_BLHD = for_texts(q_BLHD, text.k.shape[0])
         if text.repeats:
             out_BLHD = self._attend_padded(q_BLHD, text)
         else:
@@ -245,7 +254,7 @@ class Block(nn.Module):
         x, normal = stream.norm(scale1, shift1, None, self.eps)
         x, normal = Stream(x, self.attn1(normal, rope, num_tokens), gate1).norm(None, None, self.norm2, self.eps)
         branch = self.attn2(normal, text)
-        x, normal = Stream(x.expand_as(branch), branch).norm(scale3, shift3, None, self.eps)
+        x, normal = Stream(for_texts(x, branch.shape[0]), branch).norm(scale3, shift3, None, self.eps)
         return Stream(x, self.ffn(normal), gate3)
 
 

@@ -33,10 +33,11 @@ from models.wan.graphs import ExpertGraphs, Guidance, Unit
 from models.wan.model import Rope
 from models.wan.parallelize import Changes, load_expert
 from models.wan.rope import rope_tables
+from models.wan.several import Group, Member
 from models.wan.solver import Solver, initial_noise, make_solver, num_train_timesteps
 from models.wan.spec import WanSpec, conditionings
 from models.wan.step_cache import CacheSettings, StepCache, check_cache, check_steps
-from models.wan.text import TextEncoder, TextHandle
+from models.wan.text import TextEncoder, TextHandle, text_rows
 
 # Steps between two checks that the latents are finite, where a check makes the host wait for the device.
 CHECK_EVERY = 8
@@ -172,7 +173,7 @@ class WanPipeline:
         """
         first, latents = self._enter(sampling, start)
         last = sampling.steps if stop is None else min(stop, sampling.steps)
-        solver = make_solver(self.scheduler_config, self.options.solver, sampling.flow_shift, sampling.steps, first)
+        solver = self._solver(sampling, first)
         check_steps(self.options.step_cache, sampling.steps)
         texts = self.text((sampling.prompt, sampling.negative_prompt))
         clip = _Clip(sampling, texts, self._tables(sampling), solver, self._condition(sampling), self._cache())
@@ -194,6 +195,32 @@ class WanPipeline:
             yield TapEvent(f"latents.{last}", latents[0].cpu().clone())
         check_agreement(latents, self.mesh, f"latents before step {last} of {sampling.steps}")
         yield DoneEvent(latents[0].cpu(), None if clip.cache is None else clip.cache.counts())
+
+    def alike(self, sampling: Sampling) -> tuple[int, ...] | None:
+        """Clips with equal answers may go through `denoise_several` together; None: this one goes alone."""
+        plain = self.options.step_cache is None and self.device.compiling.mode == "off" and sampling.image is None
+        if not plain or self.mesh.layout.degrees.size > 1:
+            return None
+        texts = self.text((sampling.prompt, sampling.negative_prompt))
+        batches = [texts] if self._batches_texts(self._tables(sampling)) else [[text] for text in texts]
+        batches += [texts[:1]] if sampling.guidance_high <= 1 else []
+        return tuple(text_rows(batch, full=self.device.static_shapes) for batch in batches)
+
+    def denoise_several(self, samplings: Sequence[Sampling]) -> Iterator[Event]:
+        """Denoise clips that are `alike` and differ in prompt and seed alone: StepEvents, then a DoneEvent for each."""
+        first, latents = samplings[0], [self._enter(sampling, None)[1] for sampling in samplings]
+        members = [Member(self.text((each.prompt, each.negative_prompt)), self._solver(each)) for each in samplings]
+        rope = self._tables(first)
+        group = Group(self.experts, self.guidance, rope, self._batches_texts(rope))
+        for step, timestep in enumerate(members[0].solver.timesteps):
+            stage = self.experts.stage(timestep)
+            latents = group.step(members, latents, step, stage, guidance_of(first, stage))
+            for each in latents:
+                self._check_finite(each, step, stage, first.steps)
+            self.device.synchronize()
+            yield StepEvent(step, first.steps, stage)
+        for each in latents:
+            yield DoneEvent(each[0].cpu())
 
     def decode(self, latents: Tensor | NDArray[np.float32], num_frames: int) -> Iterator[NDArray[np.uint8]]:
         """Latents [C, T, h, w] float32 -> slabs of frames, uint8 [f, H, W, 3], on rank 0; the others yield none.
@@ -262,6 +289,9 @@ class WanPipeline:
             raise ModelError("input", f"start: step {step}, latents {tuple(latents.shape)} do not fit the clip {shape}")
         return step, torch.as_tensor(latents, dtype=torch.float32).unsqueeze(0).to(self.device.torch_device)
 
+    def _solver(self, sampling: Sampling, first: int = 0) -> Solver:
+        return make_solver(self.scheduler_config, self.options.solver, sampling.flow_shift, sampling.steps, first)
+
     def _tables(self, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """Rotary tables of a bucket, made once."""
         _, *size = self.spec.latent_shape(sampling.width, sampling.height, sampling.num_frames)
@@ -304,18 +334,22 @@ class WanPipeline:
         times = clip.condition.timesteps(timestep)
         time = torch.tensor(times, dtype=torch.float32, device=self.device.torch_device)
         inputs = (clip.condition.model_input(latents), time, clip.rope)
-        guidance = clip.guidance(stage)
+        guidance = guidance_of(clip.sampling, stage)
         if guidance is not None and not self.mesh.cfg.is_trivial:
             own = self.mesh.cfg.index
             return self.guidance.gather(self._evaluate(clip, stage, own, clip.texts[own : own + 1], inputs), guidance)
         texts = clip.texts[:1] if guidance is None else clip.texts
-        batched = clip.cache is None and self.device.name == "cpu" and clip.rope[0].shape[0] <= BATCHED_TOKENS
+        batched = clip.cache is None and self._batches_texts(clip.rope)
         batches = [texts] if batched else [[handle] for handle in texts]
         parts = [self._evaluate(clip, stage, slot, batch, inputs) for slot, batch in enumerate(batches)]
         if guidance is None:
             return parts[0]
         positive, negative = parts[0].chunk(2) if batched else parts
         return self.guidance.guide(positive, negative, guidance)
+
+    def _batches_texts(self, rope: Rope) -> bool:
+        """Whether a clip of this shape runs under both its texts as one batch."""
+        return self.device.name == "cpu" and rope[0].shape[0] <= BATCHED_TOKENS
 
     def _evaluate(
         self, clip: "_Clip", stage: str, slot: int, texts: list[TextHandle], inputs: tuple[Tensor, Tensor, Rope]
@@ -354,12 +388,13 @@ class _Clip:
     condition: Condition
     cache: StepCache | None = None
 
-    def guidance(self, stage: str) -> float | None:
-        """The factor of a step, or None when only the prompt runs."""
-        high, low = self.sampling.guidance_high, self.sampling.guidance_low
-        if stage == LOW:
-            return low if high > 1 or low > 1 else None
-        return high if high > 1 else None
+
+def guidance_of(sampling: Sampling, stage: str) -> float | None:
+    """The factor of a step of a stage, or None when only the prompt runs."""
+    high, low = sampling.guidance_high, sampling.guidance_low
+    if stage == LOW:
+        return low if high > 1 or low > 1 else None
+    return high if high > 1 else None
 
 
 __all__ = ["Experts", "PipelineOptions", "Sampling", "WanPipeline"]

@@ -100,6 +100,12 @@ class TextEncoder:
 
 
 def stack_texts(handles: Sequence[TextHandle], full: bool) -> tuple[Tensor, int]:
+def text_rows(handles: Sequence[TextHandle], full: bool) -> int:
+    """How many rows `stack_texts` makes of each of these texts: what clips must share to go together."""
+    longest = max(handle.rows.shape[0] for handle in handles)
+    return MAX_TOKENS if full or longest == MAX_TOKENS else longest + 1
+
+
     """A batch of texts as (rows [B, S, E], repeats) for `WanTransformer.text_keys`.
 
     Cross-attention sees 512 rows, those behind the prompt all zero. With `full` they are all there (repeats = 0). Else

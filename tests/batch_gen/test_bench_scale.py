@@ -64,11 +64,11 @@ def test_the_budget_by_hand():
     hour = BUDGET.over_time(BUDGET.Shape(clips=6400, chunks=100, workers=1, hours=1.0))
     assert hour["PUT"] == 60  # a lease of 180 s is renewed each minute
     assert hour["LIST"] == 20
-    assert hour["GET"] == 20 + 100
+    assert hour["GET"] == 20 + 2 * 100
     assert hour["DELETE"] == 0
     long = BUDGET.over_time(BUDGET.Shape(clips=6_400_000, chunks=100_000, workers=10, hours=1000.0))
     assert long["LIST"] == 15 * 100_000
-    assert long["GET"] == 100_000 + 100_000 + 10 * 15_000
+    assert long["GET"] == 100_000 + 100_000 + 2 * 10 * 15_000
     assert long["DELETE"] == 100_000
     assert BUDGET.dollars({"PUT": 1000.0, "GET": 1000.0, "DELETE": 1000.0}) == pytest.approx(0.0054)
 

@@ -37,7 +37,7 @@ OPERATIONAL_FLAGS = {
     "out", "profile", "config", "device", "mesh", "for", "replicas", "attention", "kernels", "experts",
     "tp-sequence-parallel", "compile", "compile-backend", "graphs", "graphs-digest", "allow-compile", "threads", "scratch",
     "limit", "ids", "where", "override", "shard", "assign", "chunk-requests", "lease-ttl", "continue", "keep-latents",
-    "max-failures", "ok-with-quarantine", "drain-budget", "block-list", "drain-at", "on-clip",
+    "max-failures", "ok-with-quarantine", "clips-per-step", "drain-budget", "block-list", "drain-at", "on-clip",
     "max-cost", "price-per-hour", "max-hours", "stall-timeout", "require-same-numerics",
     "no-token-check", "ignore-memory", "s3-endpoint", "s3-checksum", "s3-kms-key", "s3-storage-class", "s3-tags",
     "s3-bucket-owner", "s3-requester-pays", "emf", "prometheus", "quiet",
