@@ -80,8 +80,11 @@ def step(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
 @render_flags
 @click.option("--case", "cases", multiple=True, help="Only this case; default: those of the last night that are red.")
 @click.option("--first", is_flag=True, help="Stop at the first stage that moved.")
+@click.option("--against", default=None, help="Baselines of this platform key; default: this machine's.")
 @_AS_JSON
-def bisect(suite: tuple[str, ...], cases: tuple[str, ...], first: bool, as_json: bool, **options: Any) -> int:
+def bisect(
+    suite: tuple[str, ...], cases: tuple[str, ...], first: bool, against: str | None, as_json: bool, **options: Any
+) -> int:
     """Replay every stage of a case from what its baseline kept and name the first that moved; exit 5 when one did.
 
     \b
@@ -93,7 +96,7 @@ def bisect(suite: tuple[str, ...], cases: tuple[str, ...], first: bool, as_json:
     again_on_sigterm()
     setup = prepare_suite(suite, given(options))
     found = {}
-    pairs = [(request, _baseline(setup, request)) for request in _cases(setup, cases)]
+    pairs = [(request, _baseline(setup, request, against)) for request in _cases(setup, cases)]
     with open_bench(setup) as bench:
         for request, approval in pairs:
             located = _located(setup, bench, _frozen(setup, approval), approval, first=first)
@@ -195,7 +198,7 @@ def _cases(setup: Setup, names: tuple[str, ...]) -> list[RenderRequest]:
     return [known[name] for name in red if name in known] or list(setup.requests)
 
 
-def _baseline(setup: Setup, request: RenderRequest) -> Approval:
+def _baseline(setup: Setup, request: RenderRequest, against: str | None) -> Approval:
     """The youngest approved variant of the same request.
 
     Raises:
@@ -203,11 +206,12 @@ def _baseline(setup: Setup, request: RenderRequest) -> Approval:
     """
     from batch_gen.regress.baseline import find_baselines
 
-    every = find_baselines(setup.store, setup.name, request.clip_id, setup.platform.key)
+    platform = against or setup.platform.key
+    every = find_baselines(setup.store, setup.name, request.clip_id, platform)
     usable = [one for one in every if one.request_digest == request.digest and one.artifacts.arrays is not None]
     if not usable:
         raise BaselineMissing(
-            f"case {request.clip_id} has no approved baseline with kept stages on {setup.platform.key}; "
+            f"case {request.clip_id} has no approved baseline with kept stages on {platform}; "
             "batch-gen regress run renders it, regress approve makes it one"
         )
     return usable[-1]

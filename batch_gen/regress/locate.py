@@ -155,6 +155,7 @@ def _words(first: Difference | None, stages: Sequence[str], all_of: Sequence[Dif
         if math.isfinite(first.distance)
         else "other shapes or values that are no numbers"
     )
+    far = first.note or far
     where = "" if first.step is None else f" (step {first.step})"
     frame = f", from frame {first.place} on" if first.stage == DECODE else ""
     said = f"{first.stage}{where} moved first: {far}{frame}"

@@ -19,7 +19,7 @@ text cannot be handed in, so a text that moved moves the steps too: the order of
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +29,10 @@ import numpy.typing as npt
 
 from batch_gen.encode import Encoder, EncodeSettings, VideoSpec
 from batch_gen.engine import Array, DenoiseOptions, Done, Engine, Slab, Tap, finish
-from batch_gen.errors import CheckFailed, UsageError
+from batch_gen.errors import CheckFailed, ClipFailed, UsageError
 from batch_gen.request import RenderRequest
 from batch_gen.verify import decode as decode_file
+from models.errors import ModelError
 
 TEXT: Final = "text"
 NOISE: Final = "noise"
@@ -110,6 +111,7 @@ class Difference:
         largest: Largest absolute difference, in the array's own unit.
         cosine: Of the two as vectors.
         place: Index along the first axis of the first difference (a frame, for frames); None when equal.
+        note: What the engine said instead of giving a value.
     """
 
     stage: str
@@ -120,6 +122,7 @@ class Difference:
     largest: float
     cosine: float
     place: int | None
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; what is not finite is null."""
@@ -199,10 +202,11 @@ def replay(
             yield compare(stage, name, frozen.array(name), again[key])
     for step in frozen.steps:
         yield step_again(engine, frozen, step, images)
-    free = denoised(engine, request, DenoiseOptions(images=images))[f"latents.{request.steps}"]
-    yield compare(FINAL, f"latents.{request.steps}", frozen.final, free)
+    last = f"latents.{request.steps}"
+    free = DenoiseOptions(images=images)
+    yield attempt(FINAL, last, frozen.final, lambda: denoised(engine, request, free)[last])
     if FRAMES in frozen.arrays:
-        yield compare(DECODE, FRAMES, frozen.array(FRAMES), decoded(engine, request, frozen.final))
+        yield attempt(DECODE, FRAMES, frozen.array(FRAMES), lambda: decoded(engine, request, frozen.final))
         if FILE in frozen.arrays:
             yield encode_again(frozen, codec)
 
@@ -212,10 +216,14 @@ def step_again(engine: Engine, frozen: Frozen, step: int, images: Images = ()) -
     name, total = f"velocity.{step}", frozen.request.steps
     start = (step, frozen.array(f"latents.{step}"))
     options = DenoiseOptions(start=start, stop=step + 1, taps=(name,), images=images)
-    found = denoised(engine, frozen.request, options)
-    if name not in found:
-        raise CheckFailed(f"this engine shows no {name!r}; a step cannot be judged without it")
-    return compare(stage_of_step(step, total), name, frozen.array(name), found[name], step)
+
+    def again() -> Array:
+        found = denoised(engine, frozen.request, options)
+        if name not in found:
+            raise CheckFailed(f"this engine shows no {name!r}; a step cannot be judged without it")
+        return found[name]
+
+    return attempt(stage_of_step(step, total), name, frozen.array(name), again, step)
 
 
 def encode_again(frozen: Frozen, codec: EncodeSettings | None = None) -> Difference:
@@ -224,7 +232,8 @@ def encode_again(frozen: Frozen, codec: EncodeSettings | None = None) -> Differe
     new = encoded(frames, frozen.request, codec or frozen.codec)
     if np.array_equal(old, new):
         return Difference(ENCODE, FILE, None, equal=True, distance=0.0, largest=0.0, cosine=1.0, place=None)
-    return compare(ENCODE, FILE, pixels(old, frozen.request), pixels(new, frozen.request))
+    before, after = (pixels(file, frozen.request, len(frames)) for file in (old, new))
+    return compare(ENCODE, FILE, before, after)
 
 
 def denoised(engine: Engine, request: RenderRequest, options: DenoiseOptions) -> dict[str, Array]:
@@ -249,23 +258,31 @@ def encoded(frames: Array, request: RenderRequest, codec: EncodeSettings) -> npt
     """The bytes [n] of the file that these frames make."""
     with tempfile.TemporaryDirectory(prefix="batch-gen-regress-") as folder:
         path = Path(folder) / f"clip{codec.suffix}"
-        with Encoder(path, video_spec(request), codec) as encoder:
+        with Encoder(path, video_spec(request, len(frames)), codec) as encoder:
             encoder.write(frames)
             encoder.finish()
         return np.frombuffer(path.read_bytes(), np.uint8)
 
 
-def pixels(file: Array, request: RenderRequest) -> npt.NDArray[np.uint8]:
+def pixels(file: Array, request: RenderRequest, num_frames: int) -> npt.NDArray[np.uint8]:
     """The frames uint8 [F, H, W, 3] that a file's bytes decode to."""
     with tempfile.TemporaryDirectory(prefix="batch-gen-regress-") as folder:
         path = Path(folder) / "clip"  # ffmpeg knows the container by its first bytes
         path.write_bytes(file.tobytes())
-        return np.stack(list(decode_file(path, video_spec(request))))
+        return np.stack(list(decode_file(path, video_spec(request, num_frames))))
 
 
-def video_spec(request: RenderRequest) -> VideoSpec:
-    """What a clip's file holds."""
-    return VideoSpec(request.width, request.height, request.fps, request.num_frames)
+def video_spec(request: RenderRequest, num_frames: int) -> VideoSpec:
+    """What a file of so many frames of a clip holds."""
+    return VideoSpec(request.width, request.height, request.fps, num_frames)
+
+
+def attempt(stage: str, name: str, old: Array, again: Callable[[], Array], step: int | None = None) -> Difference:
+    """A stage beside the frozen one; one that breaks the clip (values that are no numbers) is infinitely far away."""
+    try:
+        return compare(stage, name, old, again(), step)
+    except (ClipFailed, ModelError) as failure:  # the second from an engine in this process
+        return Difference(stage, name, step, False, np.inf, np.inf, 0.0, 0, note=f"{failure.kind}: {failure.message}")
 
 
 def compare(stage: str, name: str, old: Array, new: Array, step: int | None = None) -> Difference:

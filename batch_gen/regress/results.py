@@ -3,6 +3,8 @@
 ```
 regress/<suite>/<night>/results.json               the Night; create-only, written last
 regress/<suite>/<night>/summary.md, junit.xml      the same for people and for CI
+regress/<suite>/<night>/bisect/<case>.json         the stage that moved, asked for afterwards; made again at will
+regress/<suite>/<night>/report/                    the page of the night; made again at will
 regress/<suite>/objects/frames/<2 hex>/<frames hash>.mkv          FFV1, RGB bit for bit
 regress/<suite>/objects/arrays/<2 hex>/<sha256>.safetensors       `latents` and the taps of a case, float32
 regress/<suite>/baselines/<case>/<platform>/<variant>.json        an Approval; create-only
@@ -17,7 +19,8 @@ For other parts:
 
 - nights: `list_nights`, `load_night`, `last_nights` here;
 - frames and arrays of a case: `artifacts.load_frames(store, case.artifacts.frames)` -> uint8 [F, H, W, 3],
-  `artifacts.load_arrays(store, case.artifacts.arrays)` -> {"latents", "text", "latents.<k>", "velocity.<k>"};
+  `artifacts.load_arrays(store, case.artifacts.arrays)` -> {"latents", "text", "latents.<k>",
+  "velocity.<k>", "file" (bytes of the delivered file)};
 - what a case is compared with: `baseline.find_baselines(store, suite, case, platform_key)` -> tuple[Approval, ...];
   an Approval has the same `artifacts`;
 - an engine for replays: `night.open_engine(setup)`, a context manager; `suite.prepare_suite(sources, given)` -> Setup.

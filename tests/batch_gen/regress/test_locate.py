@@ -72,6 +72,17 @@ def test_a_fault_between_kept_steps_is_said_to_be_there(planted):
     assert "none of the steps 0, 2, 4" in found.words
 
 
+def test_a_step_that_breaks_the_clip_is_found(planted, frozen):
+    """A step whose latents are not finite is the stage that moved, with the engine's words, and no crash."""
+    engine = planted("2")
+    planted.pipeline.factor = float("nan")
+    found = bisect(engine, frozen)
+    planted.pipeline.factor = 1.001
+    assert (found.first, found.step) == ("mid step", 2)
+    assert "nonfinite" in found.words
+    assert "final latents" in found.moved
+
+
 def test_the_replay_stops_where_the_caller_does(planted, frozen):
     """Stages are replayed one by one: who wants the first that moved pays for no later one."""
     found = next(item for item in replay(planted("text"), frozen) if not item.equal)

@@ -32,7 +32,7 @@ def test_every_stage_is_kept(frozen):
     assert set(frozen.arrays) == names | {"text", "latents.5", "frames", "file"}
     assert frozen.steps == [0, 1, 2, 3, 4]
     assert frozen.array("frames").shape == (5, 32, 48, 3)
-    assert np.array_equal(replay.pixels(frozen.array("file"), REQUEST), frozen.array("frames"))
+    assert np.array_equal(replay.pixels(frozen.array("file"), REQUEST, 5), frozen.array("frames"))
 
 
 def test_a_replay_of_the_same_engine_is_equal_in_every_bit(planted, frozen):
