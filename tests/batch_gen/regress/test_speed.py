@@ -74,7 +74,10 @@ def test_too_few_nights_are_no_verdict(week):
 def test_only_the_last_seven_nights_count(week):
     """Older nights fall out of the median."""
     nights = last_nights(week.store, "small", before="n7")
-    slow = [night.model_copy(update={"night": f"a{k}", "cases": tuple(_slower(c) for c in night.cases)}) for k, night in enumerate(nights)]
+    slow = [
+        night.model_copy(update={"night": f"a{k}", "cases": tuple(_slower(c) for c in night.cases)})
+        for k, night in enumerate(nights)
+    ]
     assert len(nights) == WINDOW
     gates = {gate.gate: gate for gate in night_speed(nights[-1].cases, [*slow, *nights], Limits())}
     assert gates["speed.decode"].note == "stage decode: 6 s, median of 7 nights 6 s"

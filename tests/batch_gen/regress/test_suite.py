@@ -24,7 +24,10 @@ def test_limits_come_from_the_file_beside_the_manifest(tmp_path):
     [
         ({"limits": {"psnr": 30}}, "limits.psnr: Extra inputs"),
         ({"cases": {"base": {"ssim_min": 7}}}, "cases.base.ssim_min: Input should be less"),
-        ({"quarantine": [{"case": "base", "why": "flaky", "until": "2027-01-01"}]}, "quarantine.0.owner: Field required"),
+        (
+            {"quarantine": [{"case": "base", "why": "flaky", "until": "2027-01-01"}]},
+            "quarantine.0.owner: Field required",
+        ),
         ({"cases": {"bse": {"psnr_min": 40}}}, "limits name bse, but the suite has base, still"),
         ({"suit": "x"}, "suit: Extra inputs"),
     ],
