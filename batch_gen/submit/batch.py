@@ -60,7 +60,7 @@ class Batch:
         found = next(self._describe([job_id]), None)
         if found is None:
             return None
-        if "arrayProperties" not in found:
+        if not found.get("arrayProperties", {}).get("size"):
             return job_view(found, [child_view(found)])
         told = (self.children(job_id, state) for state in CHILD_STATES)
         ids = [child for each in told for child in itertools.islice(each, MAX_CHILDREN_SHOWN)]
@@ -81,7 +81,7 @@ class Batch:
         found = next(self._describe([job_id]), None)
         if found is None:
             return 0
-        if "arrayProperties" not in found:
+        if not found.get("arrayProperties", {}).get("size"):
             waiting = [job_id] if found["status"] in WAITING else []
         else:
             waiting = [child for state in WAITING for child in self.children(job_id, state)]

@@ -134,7 +134,7 @@ def job_view(job: Mapping[str, Any], children: Iterable[Child]) -> JobView:
     told = tuple(sorted(children, key=lambda child: child.index))
     counts = {name: count for name, count in summary.items() if count} or dict(Counter({state: 1}))
     attempts = job.get("retryStrategy", {}).get("attempts")
-    reason = str(job.get("statusReason", "")) if "arrayProperties" in job else ""
+    reason = str(job.get("statusReason", "")) if summary else ""
     return JobView(str(job["jobId"]), str(job["jobName"]), state, reason, counts, told, attempts)
 
 

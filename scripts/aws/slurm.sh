@@ -8,9 +8,11 @@
 #SBATCH --signal=B:TERM@60
 set -u
 MAX_RESTARTS=10
+worker="" asked=""
+trap 'asked=yes; [ -n "$worker" ] && kill -TERM "$worker" 2>/dev/null' TERM
 batch-gen run s3://BUCKET/manifest.parquet --out s3://BUCKET/run --model s3://BUCKET/wan2.2 &
 worker=$!
-trap 'kill -TERM "$worker" 2>/dev/null' TERM
+[ -n "$asked" ] && kill -TERM "$worker" # it came before there was anybody to tell
 wait "$worker"
 code=$?
 while kill -0 "$worker" 2>/dev/null; do # a trap interrupts wait; the worker's own code comes only with its end

@@ -79,7 +79,7 @@ def test_a_node_is_a_whole_trn2(change, words):
 def test_overrides_and_timeouts():
     """Overrides have 8,192 characters at most; Batch's final timeout lies beyond our own deadline."""
     command = worker_command([f"s3://bucket/{'x' * 60}-{i}.parquet" for i in range(200)], {})
-    assert "give fewer flags" in " ".join(limits.size_faults({"containerOverrides": {"command": command}}))
+    assert "name one folder" in " ".join(limits.size_faults({"containerOverrides": {"command": command}}))
     assert "must be beyond" in " ".join(limits.timeout_faults(3600, 3600.0))
     assert "at least 60" in " ".join(limits.timeout_faults(30, 1.0))
 
