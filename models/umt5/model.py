@@ -28,7 +28,7 @@ class RmsNorm(nn.Module):
 
 
 def position_buckets(length: int, num_buckets: int, max_distance: int) -> Tensor:
-    """The bucket of each (query, key) distance: [L, L] int64, made on the host.
+    """The bucket of each (query, key) distance: [L, L] int32, made on the host, so that graphs hold no such arithmetic.
 
     Half of the buckets for each direction; distances below a quarter of `num_buckets` have their own, the others share
     logarithmically (T5).
@@ -40,7 +40,8 @@ def position_buckets(length: int, num_buckets: int, max_distance: int) -> Tensor
     far = distance.abs().float().clamp_min(1) / exact
     shared = exact + (torch.log(far) / math.log(max_distance / exact) * (half - exact)).long()
     near = distance.abs() < exact
-    return torch.where(near, distance.abs(), shared.clamp_max(half - 1)) + (distance > 0).long() * half
+    buckets = torch.where(near, distance.abs(), shared.clamp_max(half - 1)) + (distance > 0).long() * half
+    return buckets.to(torch.int32)
 
 
 class SelfAttention(nn.Module):
@@ -109,14 +110,20 @@ class Umt5Encoder(nn.Module):
         self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.num_layers))
         self.final_norm = RmsNorm(spec.d_model, spec.layer_norm_epsilon)
 
-    def forward(self, ids_BL: Tensor, mask_BL: Tensor | None = None) -> Tensor:
-        """Ids [B, L] int64, mask [B, L] bool (True: a token; None: all are) -> [B, L, W] in the weights' dtype."""
+    def buckets(self, length: int) -> Tensor:
+        """The position buckets [L, L] int32 of this encoder, on the host."""
         spec = self.spec
-        buckets = position_buckets(
-            ids_BL.shape[1], spec.relative_attention_num_buckets, spec.relative_attention_max_distance
-        ).to(ids_BL.device)
+        return position_buckets(length, spec.relative_attention_num_buckets, spec.relative_attention_max_distance)
+
+    def forward(self, ids_BL: Tensor, mask_BL: Tensor | None = None, buckets_LL: Tensor | None = None) -> Tensor:
+        """Ids [B, L] int32, mask [B, L] bool (True: a token; None: all are) -> [B, L, W] in the weights' dtype.
+
+        buckets [L, L] int32: what `buckets` gives, on the ids' device; None: made here.
+        """
+        if buckets_LL is None:
+            buckets_LL = self.buckets(ids_BL.shape[1]).to(ids_BL.device)
         x_BLW = self.embed(ids_BL)
         for block in self.blocks:
-            x_BLW = block(x_BLW, buckets, mask_BL)
+            x_BLW = block(x_BLW, buckets_LL, mask_BL)
         out: Tensor = self.final_norm(x_BLW)
         return out

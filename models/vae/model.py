@@ -182,8 +182,11 @@ class Upsample(nn.Module):
             memory.start_empty(x)
             return x
         B, C, T, H, W = x.shape
+        halves = conv.convolve(x, memory.swap(x)).chunk(2, dim=1)
+        if not x.is_cpu:  # accelerators refuse strided assignment
+            return torch.stack(halves, dim=3).flatten(2, 3)
         out = x.new_empty(B, 2 * T, H, W, C).permute(0, 4, 1, 2, 3)
-        for place, frames in enumerate(conv.convolve(x, memory.swap(x)).chunk(2, dim=1)):
+        for place, frames in enumerate(halves):
             out[:, :, place::2] = frames
         return out
 
@@ -196,16 +199,27 @@ def quarter_kernels(weight: Tensor) -> Tensor:
     rows = (torch.stack([one, two + three], 3), torch.stack([one + two, three], 3))
     pairs = [row.unbind(4) for row in rows]
     kernels = [torch.stack(k, 4) for a, b, c in pairs for k in ((a, b + c), (a + b, c))]
-    return torch.cat(kernels).contiguous(memory_format=torch.channels_last_3d)
+    joined = torch.cat(kernels)
+    return joined.contiguous(memory_format=torch.channels_last_3d) if joined.is_cpu else joined
 
 
 def interleave(x: Tensor) -> Tensor:
-    """[B, 4 C, T, H + 1, W + 1] of `quarter_kernels` with a padding of 1 -> [B, C, T, 2 H, 2 W], channels innermost."""
+    """[B, 4 C, T, H + 1, W + 1] of `quarter_kernels` with a padding of 1 -> [B, C, T, 2 H, 2 W].
+
+    On a CPU channels are innermost; accelerators refuse strided assignment, so the places are stacked there.
+    """
     B, C, T, H, W = x.shape[0], x.shape[1] // 4, x.shape[2], x.shape[3] - 1, x.shape[4] - 1
+    places = [divmod(place, 2) for place in range(4)]
+    parts = [
+        part[..., row : row + H, column : column + W]
+        for (row, column), part in zip(places, x.chunk(4, dim=1), strict=True)
+    ]
+    if not x.is_cpu:
+        rows = [torch.stack(parts[2 * row : 2 * row + 2], dim=-1).flatten(-2) for row in range(2)]
+        return torch.stack(rows, dim=-2).flatten(-3, -2)
     out = x.new_empty(B, T, 2 * H, 2 * W, C).permute(0, 4, 1, 2, 3)
-    for place, part in enumerate(x.chunk(4, dim=1)):
-        row, column = divmod(place, 2)
-        out[..., row::2, column::2] = part[..., row : row + H, column : column + W]
+    for (row, column), part in zip(places, parts, strict=True):
+        out[..., row::2, column::2] = part
     return out
 
 

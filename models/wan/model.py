@@ -321,13 +321,13 @@ class WanTransformer(nn.Module):
 
     def begin(self, latents: Tensor, timestep: Tensor, rope: Rope) -> tuple[Frame, Stream]:
         """The stream [1, N, W] before the first block, and what all blocks need; arguments as in `forward`."""
-        tokens = self.patch_embedding(patchify(latents.to(self.dtype), self.spec.patch_size))
+        patches = patchify(latents.to(self.dtype), self.spec.patch_size)
         embedded, values = self._embed_time(timestep)
-        later = self._later(tokens, latents.shape[2]) if timestep.shape[0] > 1 else None
+        later = self._later(patches, latents.shape[2]) if timestep.shape[0] > 1 else None
         ends = Modulation(embedded.unsqueeze(1), later)
         local = self.tokens.scatter_rope(rope)
-        frame = Frame(Modulation(values, later), ends, local, tokens.shape[1], tuple(latents.shape[2:]))
-        return frame, Stream(self.tokens.scatter(tokens))
+        frame = Frame(Modulation(values, later), ends, local, patches.shape[1], tuple(latents.shape[2:]))
+        return frame, Stream(self.patch_embedding(self.tokens.scatter(patches)))  # patches are 80 times narrower
 
     def through(self, frame: Frame, stream: Stream, text: list[TextKeys], which: slice) -> Stream:
         """The stream behind some of the blocks, each layer with its keys of the text."""
@@ -342,11 +342,11 @@ class WanTransformer(nn.Module):
         velocity = self.tokens.gather(self.proj_out(normal), frame.num_tokens)
         return unpatchify(velocity, frame.size, self.spec).float()
 
-    def _later(self, tokens_BLW: Tensor, num_frames: int) -> Tensor:
+    def _later(self, patches_BLP: Tensor, num_frames: int) -> Tensor:
         """[1, N, 1] bool for the tokens held here: whether they lie behind the first latent frame."""
-        num_tokens = tokens_BLW.shape[1]
+        num_tokens = patches_BLP.shape[1]
         first = num_tokens // (num_frames // self.spec.patch_size[0])
-        is_later = torch.arange(num_tokens, dtype=torch.int32, device=tokens_BLW.device) >= first
+        is_later = torch.arange(num_tokens, dtype=torch.int32, device=patches_BLP.device) >= first
         return self.tokens.scatter(is_later.view(1, -1, 1))
 
     def _embed_time(self, timestep: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,22 +90,23 @@ class TextEncoder:
         """[n, E]: only the tokens run where shapes are free; all 512, masked, where a shape costs a compilation."""
         num_tokens = len(ids)
         length = MAX_TOKENS if self._device.static_shapes else num_tokens
-        padded = torch.zeros(1, length, dtype=torch.int64)
+        padded = torch.zeros(1, length, dtype=torch.int32)
         padded[0, :num_tokens] = torch.tensor(ids)
         mask = None
-        if length > num_tokens:
+        if self._device.static_shapes:
             mask = (torch.arange(length) < num_tokens).unsqueeze(0).to(self._device.torch_device)
-        out: Tensor = self.model(padded.to(self._device.torch_device), mask)
+        buckets = self.model.buckets(length).to(self._device.torch_device)
+        out: Tensor = self._encode(padded.to(self._device.torch_device), mask, buckets)
         return out[0, :num_tokens].clone()
 
 
-def stack_texts(handles: Sequence[TextHandle], full: bool) -> tuple[Tensor, int]:
 def text_rows(handles: Sequence[TextHandle], full: bool) -> int:
     """How many rows `stack_texts` makes of each of these texts: what clips must share to go together."""
     longest = max(handle.rows.shape[0] for handle in handles)
     return MAX_TOKENS if full or longest == MAX_TOKENS else longest + 1
 
 
+def stack_texts(handles: Sequence[TextHandle], full: bool) -> tuple[Tensor, int]:
     """A batch of texts as (rows [B, S, E], repeats) for `WanTransformer.text_keys`.
 
     Cross-attention sees 512 rows, those behind the prompt all zero. With `full` they are all there (repeats = 0). Else
