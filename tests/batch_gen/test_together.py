@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from batch_gen.engine import Step
-from batch_gen.errors import BatchGenError
+from batch_gen.errors import BatchGenError, ConfigError
+from batch_gen.prepare import check_clips_per_step
 from batch_gen.together import Ahead
 from models.errors import ModelError
+from tests.e2e.helpers import run, small_manifest
 from tests.making import make_request
 
 
@@ -100,3 +104,49 @@ def test_one_bad_clip_does_not_fail_the_other():
     assert machine.made(two) is None
     with pytest.raises(ModelError, match="planted"):
         Machine(fails="device").made(one, two)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mesh": SimpleNamespace(num_ranks=2)}, "--mesh"),
+        ({"compile": "block"}, "--compile"),
+        ({"step_cache": 0.2}, "--step-cache"),
+    ],
+)
+def test_settings_that_do_not_go_with_it_are_refused(changes, reason):
+    """A mesh, compiled graphs and the step cache are refused before anything is started, with the way out."""
+    plain = {"clips_per_step": 2, "mesh": SimpleNamespace(num_ranks=1), "compile": "off", "step_cache": None}
+    check_clips_per_step(SimpleNamespace(**plain))
+    with pytest.raises(ConfigError, match=f"clips-per-step 2 does not go with {reason}.*use --clips-per-step 1"):
+        check_clips_per_step(SimpleNamespace(**(plain | changes)))
+
+
+def test_the_engine_keeps_what_it_made_together(tiny_checkpoint):
+    """The rank's engine denoises two clips in one call; both have the bits that a fresh engine gives them alone."""
+    from batch_gen.engine import DenoiseOptions, finish
+    from batch_gen.ranks import PipelineEngine
+    from models.wan.pipeline import WanPipeline
+
+    pipeline = WanPipeline.load(tiny_checkpoint)
+    size = {"width": 64, "height": 48, "num_frames": 5, "steps": 2}
+    one, two = (make_request(f"c{n}", prompt=f"a fox {n}", seed=n, **size) for n in range(2))
+    engine, fresh = PipelineEngine(pipeline), PipelineEngine(pipeline)
+    events = list(engine.denoise(one, "", DenoiseOptions(together=(two,))))
+    assert [type(event).__name__ for event in events] == ["Step", "Step", "Done"]
+    second = list(engine.denoise(two, ""))
+    assert len(second) == 1
+    for request, made in ((one, events[-1]), (two, second[-1])):
+        assert np.array_equal(finish(fresh.denoise(request, "")).value, made.value)
+
+
+@pytest.mark.parametrize("per_step", ["1", "3"])
+def test_a_run_commits_every_clip_once(tmp_path, per_step):
+    """Seven clips, one of them bad, in groups of three: six committed, one quarantined, each started as often as alone."""
+    manifest = small_manifest(tmp_path / "m.parquet", 7)
+    options = tmp_path / "o.json"
+    options.write_text('{"faults": {"clip-3": "nan"}}')
+    flags = ("--model", f"fake:{options}", "--clips-per-step", per_step, "--max-failures", "9")
+    code, body, _ = run(manifest, tmp_path / "out", *flags)
+    assert code == 3
+    assert (body["num_committed"], body["num_quarantined"]) == (6, 1)
