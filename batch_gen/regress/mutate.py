@@ -26,7 +26,7 @@ from batch_gen.request import RenderRequest
 from models.pocket.grammar import Caption, parse
 from models.pocket.judge import judge
 
-NOISE_SHARE: Final = 0.3
+NOISE_SHARE: Final = 0.5
 """Of the latents' own spread, added before the last step, which takes part of it away again."""
 NUM_STRIPS: Final = 4
 EXPERTS: Final = ("transformer", "transformer_2")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from batch_gen.errors import ConfigError, UsageError
@@ -36,6 +38,13 @@ def test_wrong_limits_are_refused_before_anything_is_rendered(tmp_path, limits, 
     """A typing error must not let a limit slip."""
     with pytest.raises(ConfigError, match=words):
         make_setup(tmp_path, limits)
+
+
+def test_the_suite_that_ships_is_whole(tmp_path):
+    """Its limits are read, name its cases, and keep the inner values of every step."""
+    manifest = Path(__file__).parents[3] / "manifests" / "regression.parquet"
+    setup = prepare_suite([str(manifest)], {"model": "fake", "out": f"memory://{tmp_path}"})
+    assert (setup.name, len(setup.requests), setup.file.taps) == ("regression", 10, "all")
 
 
 def test_a_suite_needs_a_name_that_is_a_key(tmp_path):
