@@ -145,3 +145,17 @@ def test_nothing_here_can_unpickle():
             elif isinstance(node, ast.ImportFrom):
                 loaded.add((node.module or "").split(".")[0])
     assert not loaded & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "torch", "joblib"}
+
+
+@pytest.mark.s3
+def test_the_same_on_s3(s3_store, tmp_path):
+    """On an S3 server a cache comes back whole, and a changed object is refused."""
+    digest = pack(s3_store, cache(tmp_path / "built"), FACTS, {}).digest
+    artefact = find_artefact(s3_store, digest, FACTS)
+    unpack(s3_store, artefact, tmp_path / "one")
+    assert tree(tmp_path / "one") == FILES
+    key = blob_key(artefact.files[0].sha256)
+    s3_store.delete(key)
+    s3_store.put(key, b"\x7fELF code"[::-1])
+    with pytest.raises(ArtefactRefused, match="torn or changed"):
+        unpack(s3_store, artefact, tmp_path / "two")
