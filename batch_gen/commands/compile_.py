@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from batch_gen.commands.run import check_device, flags_again
+from batch_gen.commands.run import check_device, check_neuron, flags_again
 from batch_gen.engine import Engine
 from batch_gen.environment import worker_name
 from batch_gen.errors import UsageError
@@ -43,6 +43,7 @@ def compile_graphs(sources: Sequence[str], given: Mapping[str, Any], as_json: bo
     refuse_published(prepared.checkpoint)
     check_device(prepared.settings.device)
     check_run_memory(prepared)
+    check_neuron(prepared.settings.device)
     done: list[Built] = []
 
     def tell(built: Built) -> None:

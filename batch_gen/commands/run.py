@@ -46,6 +46,7 @@ def _render(sources: Sequence[str], given: Mapping[str, Any]) -> Result:
     if prepared.settings.on_clip is not None:
         target_of(prepared.settings.on_clip)
     check_run_memory(prepared)
+    check_neuron(prepared.settings.device)
     for warned in prepared.manifest.survey.warned.values():
         click.echo(f"warning: {warned}", err=True)
     supply = supply_graphs(prepared)
@@ -58,6 +59,12 @@ def check_device(name: str) -> None:
     """Raise EnvironmentFault for a device that this machine lacks: no restart of an engine would find it."""
     if name == "cuda" and not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
         raise EnvironmentFault("--device cuda: this machine has no CUDA device; use --device cpu or check the driver")
+
+
+def check_neuron(name: str, devices: Path = Path("/dev")) -> None:
+    """Raise EnvironmentFault for neuron where the driver shows no device; after the estimate, which needs none."""
+    if name == "neuron" and not any(devices.glob("neuron[0-9]*")):
+        raise EnvironmentFault("--device neuron: the driver shows no Neuron device here; see batch-gen doctor")
 
 
 def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) -> str:

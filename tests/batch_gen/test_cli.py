@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from batch_gen.cli import app, invoke
-from batch_gen.commands.run import check_device
+from batch_gen.commands.run import check_device, check_neuron
 from batch_gen.errors import EnvironmentFault
 from batch_gen.flags import FLAGS, OPERATIONAL, SEMANTIC
 
@@ -100,6 +100,15 @@ def test_a_device_that_is_not_here_is_exit_2(monkeypatch):
         check_device("cuda")
     assert caught.value.exit_code == 2
     check_device("cpu")
+
+
+def test_neuron_without_a_driver_is_exit_2(tmp_path):
+    """On a machine without Neuron devices `run --device neuron` says so; one device node is enough to go on."""
+    with pytest.raises(EnvironmentFault, match="no Neuron device") as caught:
+        check_neuron("neuron", tmp_path)
+    assert caught.value.exit_code == 2
+    (tmp_path / "neuron0").touch()
+    check_neuron("neuron", tmp_path)
 
 
 def test_next_command_goes_on_with_the_run(tmp_path, capsys, monkeypatch):
