@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -51,6 +52,7 @@ class Run:
     clips_per_hour: float
     peak_bytes: int
     stages: dict[str, float]
+    cpu_s: float = 0.0
     idle: float | None = None
 
 
@@ -122,20 +124,37 @@ def environment(job: Job) -> dict[str, str]:
     }
 
 
-def started(command: list[str], job: Job, log: Path) -> tuple[float, float, int, str]:
-    """Run a command: Unix time of its start, seconds, peak bytes, what it printed.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A command that ran: Unix time of its start, seconds, CPU seconds and peak bytes of its tree, what it printed."""
+
+    at: float
+    wall_s: float
+    cpu_s: float
+    peak_bytes: int
+    printed: str
+
+
+def started(command: list[str], job: Job, log: Path) -> Ended:
+    """Run a command to its end.
 
     Raises:
         SystemExit: It failed; its last words are printed.
     """
-    at, began = time.time(), time.perf_counter()
+    at, began, spent = time.time(), time.perf_counter(), children_cpu_s()
     with log.open("wb") as errors:
         process = subprocess.Popen(command, cwd=ROOT, env=environment(job), stdout=subprocess.PIPE, stderr=errors)
     with Watch(process.pid) as watch:
         out, _ = process.communicate()
     if process.returncode:
         sys.exit(f"{command[1]} failed with {process.returncode}:\n{log.read_text()[-3000:]}")
-    return at, time.perf_counter() - began, watch.peak_bytes, out.decode()
+    return Ended(at, time.perf_counter() - began, children_cpu_s() - spent, watch.peak_bytes, out.decode())
+
+
+def children_cpu_s() -> float:
+    """CPU seconds of every process below this one that has ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def run_peer(job: Job, dtype: str) -> Run:
@@ -145,11 +164,11 @@ def run_peer(job: Job, dtype: str) -> Run:
     spec = {"model": job.model, "dtype": dtype, "threads": job.threads, "sampling": job.sampling}
     spec |= {"prompts": job.prompts, "out": str(out)}
     command = [sys.executable, str(ROOT / "scripts/peer_loop.py"), json.dumps(spec)]
-    at, wall_s, peak, printed = started(command, job, job.folder / "peer.log")
-    clips = [json.loads(line) for line in printed.splitlines()]
+    end = started(command, job, job.folder / "peer.log")
+    clips = [json.loads(line) for line in end.printed.splitlines()]
     stages = {name: statistics.fmean(clip["stages"].get(name, 0.0) for clip in clips[1:]) for name in STAGES}
     ends = [clip["at"] for clip in clips]
-    return Run(wall_s, ends[0] - at, rate(ends), peak, stages)
+    return Run(end.wall_s, ends[0] - end.at, rate(ends), end.peak_bytes, stages, end.cpu_s)
 
 
 def run_ours(job: Job, flags: tuple[str, ...], number: int) -> Run:
@@ -157,8 +176,7 @@ def run_ours(job: Job, flags: tuple[str, ...], number: int) -> Run:
     out = job.folder / f"ours-{number}"
     command = [sys.executable, "-m", "batch_gen", "run", str(job.folder / "m.parquet"), "--out", str(out)]
     command += ["--model", job.model, "--quiet", "--json", "--threads", str(job.threads), *flags]
-    at, wall_s, peak, _ = started(command, job, job.folder / "ours.log")
-    return measured(metrics_of(out), at, wall_s, peak)
+    return measured(metrics_of(out), started(command, job, job.folder / "ours.log"))
 
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
@@ -168,14 +186,14 @@ def metrics_of(out: Path) -> list[dict[str, Any]]:
     return sorted(read_rows((out / "metrics.parquet").read_bytes()), key=lambda row: row["started_at"])
 
 
-def measured(rows: list[dict[str, Any]], at: float, wall_s: float, peak_bytes: int) -> Run:
+def measured(rows: list[dict[str, Any]], end: Ended) -> Run:
     """Figures of a run from its metrics."""
     ends = sorted(row["finished_at"].timestamp() + (row.get("upload_s") or 0.0) for row in rows)
     stages = {
         name: statistics.fmean(row.get(f"{name}_s") or 0.0 for row in rows[1:]) if len(rows) > 1 else 0.0
         for name in STAGES
     }
-    return Run(wall_s, ends[0] - at, rate(ends), peak_bytes, stages, idle_share(rows))
+    return Run(end.wall_s, ends[0] - end.at, rate(ends), end.peak_bytes, stages, end.cpu_s, idle_share(rows))
 
 
 def rate(ends: list[float]) -> float:
@@ -232,17 +250,18 @@ def compare(job: Job, names: list[str], rounds: int) -> tuple[dict[str, list[Run
 
 def show(runs: dict[str, list[Run]]) -> None:
     """The table: medians, and the spread of the rate."""
-    print(f"\n{'':14} {'clips/h':>8} {'spread':>17} {'run s':>7} {'first s':>8} {'MB':>6} {'idle':>6}", end="")
-    print("".join(f"{name:>9}" for name in STAGES), " (seconds a clip)")
+    names = ("clips/h", "from", "to", "run s", "CPU s", "first s", "MB", "idle")
+    print(f"\n{'':14}" + "".join(f"{name:>9}" for name in (*names, *STAGES)))
     for name, found in runs.items():
         rates = [run.clips_per_hour for run in found]
+        cells = [f"{value:9.0f}" for value in (statistics.median(rates), min(rates), max(rates))]
+        cells += [f"{middle(found, each):9.1f}" for each in ("wall_s", "cpu_s", "first_s")]
+        cells.append(f"{middle(found, 'peak_bytes') / 1e6:9.0f}")
         idles = [run.idle for run in found if run.idle is not None]
-        print(
-            f"{name:14} {statistics.median(rates):8.0f} {min(rates):8.0f}-{max(rates):8.0f}"
-            f" {middle(found, 'wall_s'):7.1f} {middle(found, 'first_s'):8.1f} {middle(found, 'peak_bytes') / 1e6:6.0f} "
-            + (f"{statistics.median(idles):6.2%}" if idles else f"{'':6}")
-            + "".join(f"{statistics.median(run.stages[stage] for run in found):9.3f}" for stage in STAGES)
-        )
+        cells.append(f"{statistics.median(idles):9.2%}" if idles else f"{'':9}")
+        cells += [f"{statistics.median(run.stages[stage] for run in found):9.3f}" for stage in STAGES]
+        print(f"{name:14}" + "".join(cells))
+    print("stages: seconds a clip, without the first clip")
 
 
 def middle(runs: list[Run], name: str) -> float:
@@ -257,6 +276,7 @@ def ratios(runs: dict[str, list[Run]], names: list[str]) -> dict[str, float]:
         pairs = list(zip(runs[name], runs[f"peer {VARIANTS[name][0]}"], strict=True))
         found[f"clips_per_hour_{name}"] = _middle(ours.clips_per_hour / peer.clips_per_hour for ours, peer in pairs)
         found[f"whole_run_{name}"] = _middle(peer.wall_s / ours.wall_s for ours, peer in pairs)
+        found[f"cpu_seconds_{name}"] = _middle(ours.cpu_s / peer.cpu_s for ours, peer in pairs)
     first = names[0]
     pairs = list(zip(runs[first], runs[f"peer {VARIANTS[first][0]}"], strict=True))
     found["peak_memory"] = _middle(ours.peak_bytes / peer.peak_bytes for ours, peer in pairs)
