@@ -1,4 +1,4 @@
-"""Write the pages that come from tables in the code: docs/flags.md and docs/plan.md.
+"""Write the pages that come from tables in the code: docs/flags.md, docs/plan.md, docs/aws-json.md.
 
 Run: python scripts/build_docs.py [--check]
 """
@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from build_aws_page import aws_page
 from build_plan_page import plan_page
 
 from batch_gen.flags import FLAGS
@@ -37,7 +38,7 @@ def flags_page() -> str:
     return FLAGS_HEAD + "".join(rows)
 
 
-PAGES = {"docs/flags.md": flags_page, "docs/plan.md": plan_page}
+PAGES = {"docs/flags.md": flags_page, "docs/plan.md": plan_page, "docs/aws-json.md": aws_page}
 
 
 def main() -> int:

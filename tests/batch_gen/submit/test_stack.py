@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import boto3
+import click
 import pytest
 import yaml
 
@@ -233,7 +234,9 @@ def test_the_schedule_is_taken_and_its_command_exists(resources, batch):
     command = body["ContainerOverrides"]["Command"]
     assert command[:3] == ["batch-gen", "regress", "run"]
     assert "<aws.scheduler.scheduled-time>" in command
-    known = {option for each in app.commands["regress"].commands["run"].params for option in each.opts}
+    group = app.commands["regress"]
+    night = group.get_command(click.Context(group), "run")
+    known = {option for each in night.params for option in each.opts}
     assert {word for word in command if word.startswith("--")} <= known
     scheduler = statements(resources["SchedulerRole"])
     assert is_allowed(scheduler, "batch:SubmitJob", VALUES["Queue"])
