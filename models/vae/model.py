@@ -110,6 +110,11 @@ def conv_333(channels: int, out_channels: int, *, norm: bool = False) -> Conv:
     return Conv(channels, out_channels, (3, 3, 3), norm=norm)
 
 
+def added(x: Tensor, y: Tensor) -> Tensor:
+    """The sum, [B, C, T, H, W] each; in the memory of x on a CPU (in a graph, a sum into a view is a scatter)."""
+    return x.add_(y) if x.is_cpu else x + y
+
+
 class ResidualBlock(nn.Module):
     """Twice norm, SiLU and convolution, beside a shortcut."""
 
@@ -124,7 +129,7 @@ class ResidualBlock(nn.Module):
         short = x if self.shortcut is None else self.shortcut.convolve(x)
         x = cut.trim(self.conv1(x, memory))
         x = cut.trim(self.conv2(x, memory))
-        return x.add_(cut.trim(short, 2))
+        return added(x, cut.trim(short, 2))
 
 
 class AttentionBlock(nn.Module):
@@ -281,7 +286,7 @@ class UpBlock(nn.Module):
         if self.upsampler is None:
             return x
         x = self.upsampler(x, memory, cut)
-        return x.add_(self._shortcut(inputs, x, memory, cut)) if self.residual else x
+        return added(x, self._shortcut(inputs, x, memory, cut)) if self.residual else x
 
     def _shortcut(self, inputs: Tensor, x: Tensor, memory: Memory, cut: Cut) -> Tensor:
         factor_t = 1 if self.upsampler is None or self.upsampler.time_conv is None else 2
