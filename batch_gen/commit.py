@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from batch_gen.request import RenderRequest
-    from batch_gen.storage.base import Store
+    from batch_gen.storage.base import OnBlock, Store
 
 Outcome = Literal["committed", "duplicate", "nondeterministic_duplicate"]
 CONTENT_TYPES: Final = {".mp4": "video/mp4", ".mkv": "video/x-matroska"}
@@ -56,13 +56,14 @@ class StoredFile:
         return wanted == tuple(self.tags.get(name) for name in ("request-digest", "fingerprint", "sha256"))
 
 
-def commit_clip(store: Store, record: Record, path: Path) -> Receipt:
+def commit_clip(store: Store, record: Record, path: Path, on_block: OnBlock | None = None) -> Receipt:
     """Store the file at `path` and then its record.
 
     Args:
         store: The output root.
         record: Complete, with the file's key, length and SHA-256.
         path: The verified file on local disk.
+        on_block: Called as the file's bytes leave.
 
     Raises:
         StoreError: The store does not answer; nothing is lost, the same call may be made again.
@@ -71,7 +72,12 @@ def commit_clip(store: Store, record: Record, path: Path) -> Receipt:
     content_type = CONTENT_TYPES.get(Path(record.file.key).suffix, "application/octet-stream")
     try:
         store.create(
-            record.file.key, path, content_type=content_type, metadata=_tags(record), sha256=record.file.sha256
+            record.file.key,
+            path,
+            content_type=content_type,
+            metadata=_tags(record),
+            sha256=record.file.sha256,
+            on_block=on_block,
         )
     except AlreadyExists:
         return _meet_file(store, record)

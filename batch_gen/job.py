@@ -157,11 +157,15 @@ def finish_clip(attempt: Attempt, frames: SlabQueue, shop: Workshop, clock: Cloc
         encoded = encode_clip(path, spec, frames, attempt, shop)
         host.mark("encode")
         is_lossless = shop.encode.spec.lossless
-        report = verify_file(path, spec, frames_hash=encoded.frames_hash if is_lossless else None)
+        report = verify_file(
+            path,
+            spec,
+            frames_hash=encoded.frames_hash if is_lossless else None,
+            on_frame=lambda done: shop.progress(attempt, "verify", done, spec.num_frames),
+        )
         host.mark("verify")
-        shop.progress(attempt, "verify", 0, 0)
         record = make_record(attempt, encoded, report, shop.facts, clock, info)
-        receipt = commit_clip(shop.store, record, path)
+        receipt = commit_clip(shop.store, record, path, lambda: shop.progress(attempt, "upload", 0, 0))
         host.mark("upload")
         shop.progress(attempt, "commit", 0, 0)
     except BaseException:

@@ -140,6 +140,8 @@ def metrics_row(record: Record, url: str) -> dict[str, Any]:
     row: dict[str, Any] = {name: record.request[name] for name in _REQUEST}
     row |= {name: getattr(record, name) for name in _RECORD}
     row |= {name: record.metrics[name] for name in _MEASURED if record.metrics.get(name) is not None}
+    if skipped := record.metrics.get("skipped_steps"):
+        row["skipped_steps"] = sum(skipped.values())
     row |= record.timings
     row |= {"url": f"{url}/{record.file.key}", "key": record.file.key, "duration_s": request.duration_s}
     row |= {"bytes": record.file.bytes, "sha256": record.file.sha256, "extra": record.extra}

@@ -88,6 +88,7 @@ METRICS_SCHEMA: Final = pa.schema(
         ("supervisor_peak_bytes", pa.int64()),
         ("engine_peak_bytes", pa.int64()),
         ("device_peak_bytes", pa.int64()),
+        ("skipped_steps", pa.int32()),
         *_ATTEMPT,
         *_SAMPLING,
         ("tokens", pa.int32()),

@@ -5,7 +5,7 @@ hold exactly the frames asked for at exactly the rate asked for, every one must 
 must have had nothing to say. While the frames pass by they are hashed and looked at.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -52,21 +52,30 @@ class VerifyReport:
     motion_mean: float
 
 
-def verify_file(path: Path, expected: VideoSpec, *, frames_hash: str | None = None) -> VerifyReport:
+def verify_file(
+    path: Path,
+    expected: VideoSpec,
+    *,
+    frames_hash: str | None = None,
+    on_frame: Callable[[int], None] | None = None,
+) -> VerifyReport:
     """Decode all of `path` and compare it with what was asked for.
 
     Args:
         path: The finished file.
         expected: Size, exact rate, number of frames.
         frames_hash: For a lossless codec, the digest of the frames that went in; the decoded ones must have it too.
+        on_frame: Called with the number of frames that are through, a sign of life.
 
     Raises:
         ClipFailed: kind "verify" when anything differs or ffmpeg complains, kind "flat" when every frame is one colour.
     """
     check_container(path, read_container(path), expected)
     seen = _Observer(expected)
-    for frame in decode(path, expected):
+    for number, frame in enumerate(decode(path, expected), 1):
         seen.add(frame)
+        if on_frame is not None:
+            on_frame(number)
     if frames_hash is not None and seen.frames_hash != frames_hash:
         raise refused(path, f"decoded frames have the hash {seen.frames_hash}, the rendered ones {frames_hash}")
     if seen.all_flat:

@@ -178,11 +178,20 @@ def _stated_scale(metadata: Mapping[str, str], adapter: Adapter) -> float | None
     text = metadata.get("lora_adapter_metadata")
     if text is None:
         return None
-    stated: dict[str, Any] = {name.rpartition(".")[2]: value for name, value in json.loads(text).items()}
+    try:
+        stated: dict[str, Any] = {name.rpartition(".")[2]: value for name, value in json.loads(text).items()}
+    except (ValueError, AttributeError) as error:
+        raise ModelError("checkpoint", f"LoRA {adapter.path}: its metadata is not a JSON object ({error})") from error
     odd = [name for name in ("alpha_pattern", "rank_pattern", "use_dora", "use_rslora") if stated.get(name)]
     if odd:
         raise ModelError("unsupported", f"LoRA {adapter.path}: {', '.join(odd)} in its metadata is not supported")
-    return float(stated["lora_alpha"]) / float(stated["r"]) if "lora_alpha" in stated and "r" in stated else None
+    if "lora_alpha" not in stated or "r" not in stated:
+        return None
+    try:
+        return float(stated["lora_alpha"]) / float(stated["r"])
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        what = f"lora_alpha {stated['lora_alpha']!r} over r {stated['r']!r}"
+        raise ModelError("checkpoint", f"LoRA {adapter.path}: {what} in its metadata is no factor") from error
 
 
 def _changes_of(layer: str, parts: dict[str, Tensor], adapter: Adapter, stated: float | None) -> dict[str, Change]:

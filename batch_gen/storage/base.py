@@ -12,6 +12,7 @@ The protocol of runs (plans, leases, commits) needs three promises, and every st
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 COPY_BLOCK_BYTES: Final = 1 << 20
 
 Body = bytes | Path
+OnBlock = Callable[[], object]
 
 
 class AlreadyExists(Exception):
@@ -157,6 +159,7 @@ class Store(Protocol):
         content_type: str = "application/octet-stream",
         metadata: Mapping[str, str] | None = None,
         sha256: str | None = None,
+        on_block: OnBlock | None = None,
     ) -> str:
         """Write an object that does not exist yet; return its etag.
 
@@ -166,6 +169,7 @@ class Store(Protocol):
             content_type: For readers that care.
             metadata: ASCII names and values kept beside the body; some 1,500 bytes in all.
             sha256: Of the body in hex; computed when absent. The store refuses a body with another one.
+            on_block: Called as the bytes of a file leave, block by block: a sign of life of a long write.
 
         Raises:
             AlreadyExists: The key is taken by another writer. A write of our own whose answer got lost does not count.

@@ -42,6 +42,8 @@ from batch_gen.storage.base import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from batch_gen.storage.base import OnBlock
+
 PRIVATE_FOLDER: Final = ".store"
 LOCK_PATIENCE_S: Final = 10.0
 STALE_TEMPORARY_S: Final = 24 * 3600.0
@@ -92,7 +94,7 @@ class FolderStore:
         """See `Store.download`."""
         with self._explained(key):
             try:
-                sha256 = _copy(self.path(key), path, durable=False)
+                sha256 = _copy(self.path(key), path, None, durable=False)
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return Head(path.stat().st_size, sha256, sha256, self._metadata(key, sha256))
@@ -115,10 +117,11 @@ class FolderStore:
         content_type: str = "application/octet-stream",  # noqa: ARG002 - a file has its suffix
         metadata: Mapping[str, str] | None = None,
         sha256: str | None = None,
+        on_block: OnBlock | None = None,
     ) -> str:
         """See `Store.create`."""
         path = self.path(key)
-        with self._explained(key), self._temporary(body) as (temporary, written):
+        with self._explained(key), self._temporary(body, on_block) as (temporary, written):
             if sha256 is not None and written != sha256:
                 raise ChecksumMismatch(f"{self.path(key)}: SHA-256 of the body is {written}, announced was {sha256}")
             if path.exists():
@@ -203,13 +206,13 @@ class FolderStore:
             raise StoreError(said) from error
 
     @contextlib.contextmanager
-    def _temporary(self, body: Body) -> Iterator[tuple[Path, str]]:
+    def _temporary(self, body: Body, on_block: OnBlock | None = None) -> Iterator[tuple[Path, str]]:
         """A finished file of this body beside the root's objects, and its SHA-256; gone afterwards."""
         folder = self._private / "tmp"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / uuid.uuid4().hex
         try:
-            yield path, _copy(body, path, durable=self._durable)
+            yield path, _copy(body, path, on_block, durable=self._durable)
         finally:
             path.unlink(missing_ok=True)
 
@@ -280,13 +283,15 @@ class FolderStore:
             return {}
 
 
-def _copy(body: Body, path: Path, *, durable: bool) -> str:
+def _copy(body: Body, path: Path, on_block: OnBlock | None, *, durable: bool) -> str:
     """Write a body to a new file and return the SHA-256 of what was written."""
     digest = hashlib.sha256()
     with path.open("wb") as target:
         for block in _blocks(body):
             digest.update(block)
             target.write(block)
+            if on_block is not None:
+                on_block()
         target.flush()
         if durable:
             os.fsync(target.fileno())

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from batch_gen.storage.base import OnBlock
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -77,8 +79,11 @@ class MemoryStore:
         content_type: str = "application/octet-stream",  # noqa: ARG002 - nobody reads it back from memory
         metadata: Mapping[str, str] | None = None,
         sha256: str | None = None,
+        on_block: OnBlock | None = None,
     ) -> str:
         """See `Store.create`."""
+        if on_block is not None:
+            on_block()
         entry = _Entry(_read(body), dict(metadata or {}))
         if sha256 is not None and entry.etag != sha256:
             raise ChecksumMismatch(f"{key}: the body has SHA-256 {entry.etag}, announced was {sha256}")

@@ -54,6 +54,8 @@ from batch_gen.storage.base import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from batch_gen.storage.base import OnBlock
+
 NUM_TRIES_409: Final = 8
 NUM_TRIES_READ: Final = 6
 BASE_WAIT_S: Final = 0.05
@@ -63,12 +65,8 @@ _BROKEN_OFF: Final = (IncompleteReadError, ResponseStreamingError, ReadTimeoutEr
 _MISSING: Final = {"NoSuchKey", "404", "NotFound"}
 _CHECKSUM_CODES: Final = {"BadDigest", "XAmzContentChecksumMismatch", "InvalidDigest", "XAmzContentSHA256Mismatch"}
 _PERMANENT: Final = {
-    "NoSuchBucket",
-    "InvalidAccessKeyId",
-    "SignatureDoesNotMatch",
-    "RequestTimeTooSkewed",
-    "InvalidBucketName",
-}
+    "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed", "InvalidBucketName"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,26 @@ class _Write:
     body: Body
     sha256: str
     arguments: Mapping[str, Any]
+    on_block: OnBlock | None = None
+
+    def open(self) -> BinaryIO:
+        """The body as a seekable stream, so that botocore can send it again."""
+        if not isinstance(self.body, Path) or self.on_block is None:
+            return self.body.open("rb") if isinstance(self.body, Path) else io.BytesIO(self.body)
+        file = _Watched(self.body)
+        file.on_block = self.on_block
+        return file
+
+
+class _Watched(io.FileIO):
+    """A file that tells of each block that is read from it."""
+
+    on_block: OnBlock
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """As a file."""
+        self.on_block()
+        return super().read(size)
 
 
 class S3Store:
@@ -162,6 +180,7 @@ class S3Store:
         content_type: str = "application/octet-stream",
         metadata: Mapping[str, str] | None = None,
         sha256: str | None = None,
+        on_block: OnBlock | None = None,
     ) -> str:
         """See `Store.create`; one put_object, so at most 5 GB."""
         arguments: dict[str, Any] = {"ContentType": content_type, "Metadata": dict(metadata or {})}
@@ -169,7 +188,7 @@ class S3Store:
             arguments["IfNoneMatch"] = "*"
         elif self.head(key) is not None:
             raise AlreadyExists(key)
-        etag = self._write(_Write(key, body, sha256 or sha256_of(body), arguments))
+        etag = self._write(_Write(key, body, sha256 or sha256_of(body), arguments, on_block))
         if etag is None:
             raise AlreadyExists(key)
         return etag
@@ -251,7 +270,7 @@ class S3Store:
     def _send(self, write: _Write) -> str:
         large = isinstance(write.body, Path)
         checksum = base64.b64encode(bytes.fromhex(write.sha256)).decode()
-        with _opened(write.body) as stream:
+        with write.open() as stream:
             answer = (self._large if large else self._small).put_object(
                 Bucket=self._bucket, Key=self._full(write.key), Body=stream, ChecksumSHA256=checksum, **write.arguments
             )
@@ -344,11 +363,6 @@ def _add_studio_params(options: StoreOptions, params: dict[str, Any], model: Any
         if options.tags is not None:
             added["Tagging"] = options.tags
     return added
-
-
-def _opened(body: Body) -> contextlib.AbstractContextManager[BinaryIO]:
-    """A seekable stream, so that botocore can send it again."""
-    return body.open("rb") if isinstance(body, Path) else io.BytesIO(body)
 
 
 def _head(answer: Mapping[str, Any]) -> Head:

@@ -72,6 +72,15 @@ def test_file_body_with_metadata_and_checksum(store, tmp_path):
     assert copy.read_bytes() == source.read_bytes()
 
 
+def test_a_long_write_gives_signs_of_life(store, tmp_path):
+    """While a file's bytes leave, the writer is told, block by block; what arrives is the file."""
+    path, told = tmp_path / "body", []
+    path.write_bytes(bytes(range(256)) * 20_000)
+    store.create("clips/ab/x.mp4", path, on_block=lambda: told.append(1))
+    assert store.get("clips/ab/x.mp4").body == path.read_bytes()
+    assert len(told) > (0 if isinstance(store, MemoryStore) else 4)
+
+
 def test_second_create_is_refused(store):
     """A key is created once; the first body stays."""
     store.create("run.json", b"first")

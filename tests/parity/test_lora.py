@@ -61,6 +61,39 @@ def test_key_forms_mean_the_same(tiny_checkpoint, tmp_path):
         assert torch.equal(found, expected[2.0 if alpha or form == "metadata" else 1.0])
 
 
+def test_whole_differences(tiny_checkpoint, tmp_path):
+    """`.diff` of a weight and `.diff_b` of a bias are added times the strength; other tensors keep their bits."""
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(128, 256, generator=generator), torch.randn(128, generator=generator)
+    name = "diffusion_model.blocks.1.ffn.2"
+    save_file({f"{name}.diff": weight, f"{name}.diff_b": bias}, tmp_path / "a.safetensors")
+    plain, found = (
+        with_adapters(tiny_checkpoint, *some).experts.model("high")
+        for some in ((), (Adapter(str(tmp_path / "a.safetensors"), 0.5),))
+    )
+    assert torch.equal(found.blocks[1].ffn.down.weight, plain.blocks[1].ffn.down.weight + 0.5 * weight)
+    assert torch.equal(found.blocks[1].ffn.down.bias, plain.blocks[1].ffn.down.bias + 0.5 * bias)
+    assert torch.equal(found.blocks[1].ffn.up.weight, plain.blocks[1].ffn.up.weight)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[1]", '{"lora_alpha": 8, "r": 0}', '{"lora_alpha": "much", "r": 4}'],
+    ids=["cut", "list", "0", "word"],
+)
+def test_odd_metadata(tiny_checkpoint, tmp_path, text):
+    """Metadata that is no JSON object, or states no factor, is one error that names the file."""
+    from safetensors.torch import load_file, save_file
+
+    path = lora.write(tmp_path / "a.safetensors", "diffusers")
+    save_file(load_file(path), path, {"lora_adapter_metadata": text})
+    with pytest.raises(ModelError, match=r"a\.safetensors: .* in its metadata|a\.safetensors: its metadata") as caught:
+        with_adapters(tiny_checkpoint, Adapter(str(path)))
+    assert caught.value.kind == "checkpoint"
+
+
 def test_strength_zero_is_no_lora(tiny_checkpoint, tmp_path, ours):
     """At strength 0 the latents have the bits of the checkpoint alone."""
     path = lora.write(tmp_path / "a.safetensors", "diffusers")
