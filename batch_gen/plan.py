@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PLAN_FORMAT: Final = 1
 ROWS_PER_WRITE: Final = 4096
+_COMPACT: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 TABLES_KEPT: Final = 2
 
 SCHEMA: Final = pa.schema(
@@ -90,11 +91,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How a round is made.
-
-    Attributes:
-        facts: The fields of `RoundHead` that the caller knows (inputs, worker, created).
-        num_clips: Of the manifest, where the caller counted them.
+    """How a round is made; `facts` are the fields of `RoundHead` that the caller knows (inputs, worker, created),
+    `num_clips` counts the manifest's clips where the caller did.
     """
 
     max_requests: int | None = None
@@ -351,11 +349,15 @@ def _write_table(path: Path, chunks: Iterable[list[PlanRow]]) -> tuple[int, int]
             pending += [_cells(number, row) for row in chunk]
             num_chunks, num_rows = number + 1, num_rows + len(chunk)
             if len(pending) >= ROWS_PER_WRITE:
-                writer.write_table(pa.Table.from_pylist(pending, schema=SCHEMA))
+                writer.write_table(_table(pending))
                 pending = []
         if pending:
-            writer.write_table(pa.Table.from_pylist(pending, schema=SCHEMA))
+            writer.write_table(_table(pending))
     return num_chunks, num_rows
+
+
+def _table(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.table({name: [row[name] for row in rows] for name in SCHEMA.names}, schema=SCHEMA)
 
 
 def _cells(number: int, row: PlanRow) -> dict[str, Any]:
@@ -371,7 +373,7 @@ def _cells(number: int, row: PlanRow) -> dict[str, Any]:
         "cost": float(request.cost),
         "priority": request.priority,
         "digest": request.digest,
-        "request": json.dumps(request.to_json(), ensure_ascii=False, separators=(",", ":")),
+        "request": _COMPACT.encode(request.to_json()),
     }
 
 

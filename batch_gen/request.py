@@ -17,6 +17,7 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 Conditioning: TypeAlias = Literal["text", "image", "first_last"]
 
 DIGEST_FORMAT: Final = 1
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 _PIXEL_FIELDS: Final = (
     "prompt",
     "negative_prompt",
@@ -146,8 +147,7 @@ class RenderRequest:
         """Hex SHA-256 of what decides the pixels and the file's timing; not ids, extra, priority or preset name."""
         values = self.to_json()
         body = {"format": DIGEST_FORMAT, **{name: values[name] for name in _PIXEL_FIELDS}}
-        text = json.dumps(body, sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(_CANONICAL.encode(body).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Json]:
         """The request as a JSON object; fps as text such as `16` or `30000/1001`."""

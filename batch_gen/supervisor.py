@@ -2,7 +2,8 @@
 
 Each replica is a thread with an engine of its own; all take their next clip from one `ClaimSource`. The engine is
 started before the first claim, so that loading and compiling never count against a lease, and not at all when there is
-nothing to do.
+nothing to do. While a clip is decoded the next one is claimed and its attempt written down, so that the engine does not
+wait for the store.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,8 @@ class Replica:
     total: int = 0
     began_s: float = 0.0
     trend: MemoryTrend = field(default_factory=MemoryTrend)
+    looks_ahead: bool = False
+    ahead: Future[Assignment | None] | None = None
 
 
 @dataclass(slots=True)
@@ -84,10 +87,12 @@ class Supervisor:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     _fatal: list[BaseException] = field(default_factory=list)
     _slots: threading.BoundedSemaphore = field(init=False)
+    _scouts: ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
         self.replicas = [Replica(index) for index in range(self.num_replicas)]
         self._slots = threading.BoundedSemaphore(self.num_replicas * self.unfinished_per_replica)
+        self._scouts = ThreadPoolExecutor(self.num_replicas, "ahead")
 
     def run(self) -> None:
         """Work until the end.
@@ -105,6 +110,7 @@ class Supervisor:
             if self.drain.requested:
                 self._abandon_what_does_not_fit()
             time.sleep(0.05)
+        self._scouts.shutdown()
         for _ in range(self.num_replicas * self.unfinished_per_replica):
             self._slots.acquire(timeout=max(1.0, min(self.drain.remaining_s, 3600.0)))
         if self._fatal:
@@ -116,6 +122,8 @@ class Supervisor:
         replica = self.replicas[attempt.replica]
         if stage == "denoise":
             replica.step, replica.total = done, total
+        elif stage == "decode" and replica.looks_ahead and replica.ahead is None:
+            replica.ahead = self._scouts.submit(self._look_ahead, str(attempt.request.bucket))
         if stage in ("text", "denoise", "decode"):
             current = Current(attempt.request.clip_id, stage, done, total, float(attempt.request.cost))
             self.progress.step(attempt.replica, current)
@@ -154,6 +162,13 @@ class Supervisor:
             if replica.engine is None and self._is_needed():
                 self._start(replica)
                 continue
+            if replica.ahead is not None:
+                found, replica.ahead = replica.ahead.result(), None
+                if found is not None and replica.engine is not None:
+                    self._render_group(replica, [found, *self._companions(found)])
+                elif found is not None:
+                    self.source.abandoned(found.clip_id)
+                continue
             work = self.source.next(replica.bucket)
             if work is None:
                 return
@@ -165,6 +180,13 @@ class Supervisor:
                 self.source.abandoned(work.clip_id)
             elif self._begin(work) and not self._adopt(work):
                 self._render_group(replica, [work, *self._companions(work)])
+
+    def _look_ahead(self, bucket: str) -> Assignment | None:
+        """The next clip, started, while the engine still decodes; None when there is none to be had now."""
+        work = self.source.next(bucket)
+        if not isinstance(work, Assignment) or self._is_blocked(work):
+            return None
+        return work if self._begin(work) and not self._adopt(work) else None
 
     def _companions(self, work: Assignment) -> list[Assignment]:
         """More clips, started, that the engine may denoise together with this one."""
@@ -179,13 +201,12 @@ class Supervisor:
 
     def _render_group(self, replica: Replica, works: list[Assignment]) -> None:
         """One clip after the other; the engine may make latents of the later ones with the first one's."""
-        first, *others = works
-        self._render(replica, first, tuple(other.request for other in others))
-        for other in others:
+        for number, work in enumerate(works):
             if replica.engine is None:
-                self.source.abandoned(other.clip_id)
-            else:
-                self._render(replica, other)
+                self.source.abandoned(work.clip_id)
+                continue
+            replica.looks_ahead = number + 1 == len(works)
+            self._render(replica, work, tuple(w.request for w in works[1:]) if number == 0 else ())
 
     def _is_blocked(self, work: Assignment) -> bool:
         """Set a blocked prompt aside before anything is spent on it."""
