@@ -6,6 +6,7 @@ The group itself is in cli.py; its commands are here, and load what they need wh
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ _AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print as
 
 def render_flags(command: F) -> F:
     """The flags of every command that renders a suite."""
-    limits = click.option("--limits", type=click.Path(), help="YAML of limits; default: the manifest's name, .yaml.")
+    limits = click.option("--limits", help="YAML of limits, path or s3:// URL; default: the manifest's name, .yaml.")
     return run_flags(*RENDER)(limits(command))
 
 
@@ -48,7 +49,7 @@ def decision_flags(command: F) -> F:
 @render_flags
 @click.option("--night", default=None, help="Name of the night; names sort by time.  [default: the moment, in UTC]")
 @click.option("--notify", default=None, help="A line of JSON when a state changed: - for stdout, or a webhook URL.")
-@click.option("--emf", is_flag=True, help="Also print the night as a CloudWatch metric (embedded metric format).")
+@click.option("--emf", is_flag=True, help="A line of CloudWatch metrics (EMF) on stderr at the end.")
 @_AS_JSON
 def run(suite: tuple[str, ...], night: str | None, notify: str | None, emf: bool, as_json: bool, **options: Any) -> int:
     """Render SUITE and hold every case against its baselines; exit 5 red, 6 new, 75 not rendered.
@@ -70,10 +71,10 @@ def run(suite: tuple[str, ...], night: str | None, notify: str | None, emf: bool
     check_name(setup, name)
     with open_bench(setup) as bench:
         found = run_night(setup, bench, name, _sayer(options, as_json))
-    tell(found, None if notify is None else Notifier(notify))
+    tell(found, None if notify is None else Notifier(notify, sys.stderr if as_json else None))
     click.echo(found.to_bytes().decode() if as_json else closing(found, setup.settings.out))
     if emf:
-        click.echo(metric_line(found))
+        click.echo(metric_line(found), err=True)
     return found.exit_code
 
 

@@ -116,12 +116,15 @@ def at_most(gate: str, value: float, limit: float, **facts: Any) -> GateResult:
 
 
 def differing(new: Fingerprint, base: Fingerprint) -> list[str]:
-    """What makes bits incomparable: the checkpoint, semantic settings, then numerics, the mesh first."""
+    """What makes bits incomparable: the checkpoint, semantic settings, then numerics, the mesh first.
+
+    A setting that one side does not know is younger than the baseline and had its default then.
+    """
     names = ["checkpoint"] if new.checkpoint != base.checkpoint else []
-    names += [key for key in sorted({*new.settings, *base.settings}) if new.settings.get(key) != base.settings.get(key)]
-    keys = {*new.numerics, *base.numerics}
-    ordered = [*NUMERICS_ORDER, *sorted(keys - {*NUMERICS_ORDER})]
-    found = [key for key in ordered if new.numerics.get(key) != base.numerics.get(key)]
+    names += [key for key in sorted({*new.settings} & {*base.settings}) if new.settings[key] != base.settings[key]]
+    keys = {*new.numerics} & {*base.numerics}
+    ordered = [*(key for key in NUMERICS_ORDER if key in keys), *sorted(keys - {*NUMERICS_ORDER})]
+    found = [key for key in ordered if new.numerics[key] != base.numerics[key]]
     one_sided = "" in (new.numerics.get("attention"), base.numerics.get("attention"))
     if "mesh" in found and "attention" in found and one_sided:
         found.remove("attention")  # one rank has no attention over ranks: that is the mesh's difference

@@ -30,7 +30,7 @@ from batch_gen.notify import Notifier
 from batch_gen.regress import junit, speed, summary
 from batch_gen.regress.artifacts import load_arrays, load_frames, store_arrays, store_frames
 from batch_gen.regress.baseline import find_baselines
-from batch_gen.regress.gates import Clip, Judged, judge_clip
+from batch_gen.regress.gates import Clip, Judged, differing, judge_clip
 from batch_gen.regress.quarantine import apply_quarantine
 from batch_gen.regress.render import Bench, Rendered, open_bench
 from batch_gen.regress.replay import FILE, encoded
@@ -192,7 +192,10 @@ def broken_case(setup: Setup, facts: Mapping[str, Any], error: BatchGenError) ->
 
 
 def judge_rendered(setup: Setup, rendered: Rendered, fingerprint: Fingerprint) -> tuple[str | None, Judged]:
-    """Hold a clip against every approved variant; the kindest comparison counts, and its variant is named."""
+    """Hold a clip against the approved variants, those of equal numerics if there are any.
+
+    The kindest comparison counts, and its variant is named.
+    """
     request = rendered.request
     limits = setup.file.limits_of(request.clip_id)
     new = Clip(request.prompt, rendered.frames, rendered.latents, fingerprint)
@@ -200,6 +203,8 @@ def judge_rendered(setup: Setup, rendered: Rendered, fingerprint: Fingerprint) -
     usable = [approval for approval in every if approval.request_digest == request.digest]
     if not usable:
         return None, Judged((new_gate(request, every),))
+    # Variants of other numerics must not excuse bits that changed under these.
+    usable = [approval for approval in usable if not differing(fingerprint, approval.fingerprint)] or usable
     judged = [(approval, judge_clip(new, baseline_clip(setup, approval), limits)) for approval in usable]
     approval, kindest = max(judged, key=lambda pair: _kindness(pair[1]))
     return approval.variant, kindest

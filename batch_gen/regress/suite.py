@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from batch_gen.adapters import find_adapters
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.commands.run import check_device
 from batch_gen.config import Settings
@@ -19,16 +20,18 @@ from batch_gen.errors import ConfigError, UsageError
 from batch_gen.estimate.published import refuse_published
 from batch_gen.manifest import Manifest
 from batch_gen.prepare import prepare, store_options
+from batch_gen.reach import reach
 from batch_gen.records import Strict
 from batch_gen.regress.results import Fingerprint, Platform
 from batch_gen.request import RenderRequest
-from batch_gen.storage.base import Store, open_store
+from batch_gen.storage.base import Store, StoreOptions, open_store
 from batch_gen.versions import cpu_class, versions
 from batch_gen.worker import numerics, numerics_key
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_NO_PIXELS: Final = {"model", "codec", "crf", "file_metadata"}
-"""Semantic settings that act after the frames, which are compared before any encoder saw them."""
+_NO_PIXELS: Final = {"model", "codec", "crf", "file_metadata", "preset", "run_seed"}
+"""Semantic settings that act after the frames, which are compared before any encoder saw them, or that stand in the
+request with what they led to."""
 
 
 class Limits(Strict):
@@ -156,6 +159,8 @@ class Setup:
     def fingerprint(self) -> Fingerprint:
         """What decides this machine's pixels."""
         semantic = {key: value for key, value in self.settings.semantic().items() if key not in _NO_PIXELS}
+        adapters = find_adapters(self.settings.lora, store_options(self.settings))
+        semantic["lora"] = [adapter.identity for adapter in adapters]  # by content, wherever the files lie
         return Fingerprint(
             checkpoint=self.checkpoint.digest,
             settings=semantic,
@@ -178,13 +183,14 @@ def prepare_suite(sources: Sequence[str], given: Mapping[str, Any]) -> Setup:
 
     Args:
         sources: The manifest, as `run` takes it.
-        given: Flags of a run by key; `limits` is the path of the YAML file, default the manifest's name with `.yaml`.
+        given: Flags of a run by key; `limits` is the YAML file, a path or s3:// URL, by default the manifest's name
+            with `.yaml` where that is a file.
 
     Raises:
         BatchGenError: exit code 2; nothing was started.
     """
     flags = {key: value for key, value in given.items() if key != "limits"}
-    file = read_suite_file(limits_path(sources, given.get("limits")))
+    file = read_suite_file(limits_path(sources, given.get("limits")), reach(given))
     name = file.suite or Path(sources[0].rstrip("/")).stem
     if not NAME.fullmatch(name):
         raise UsageError(
@@ -199,15 +205,15 @@ def prepare_suite(sources: Sequence[str], given: Mapping[str, Any]) -> Setup:
     return Setup(name, file, requests, prepared.settings, prepared.checkpoint, store, prepared.manifest)
 
 
-def limits_path(sources: Sequence[str], given: str | None) -> Path | None:
+def limits_path(sources: Sequence[str], given: str | None) -> str | None:
     """The limits file: the one given, else the manifest's name with `.yaml` where that exists."""
     if given is not None:
-        return Path(given)
+        return given
     beside = Path(sources[0]).with_suffix(".yaml") if sources and "://" not in sources[0] else None
-    return beside if beside is not None and beside.is_file() else None
+    return str(beside) if beside is not None and beside.is_file() else None
 
 
-def read_suite_file(path: Path | None) -> SuiteFile:
+def read_suite_file(path: str | None, options: StoreOptions | None = None) -> SuiteFile:
     """Read the limits; no file means the defaults.
 
     Raises:
@@ -216,13 +222,23 @@ def read_suite_file(path: Path | None) -> SuiteFile:
     if path is None:
         return SuiteFile()
     try:
-        raw = yaml.safe_load(path.read_text("utf-8"))
+        raw = yaml.safe_load(_text(path, options))
         return SuiteFile.model_validate({} if raw is None else raw)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"limits {path}: {faults}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"limits {path}: {error}") from error
+
+
+def _text(path: str, options: StoreOptions | None) -> str:
+    if "://" not in path:
+        return Path(path).read_text("utf-8")
+    root, _, name = path.rpartition("/")
+    blob = open_store(root, options).get(name)
+    if blob is None:
+        raise ConfigError(f"limits {path}: there is no such object")
+    return blob.body.decode("utf-8")
 
 
 def check_cases(file: SuiteFile, requests: Sequence[RenderRequest], *, narrowed: bool) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from batch_gen.config import Mesh
 from batch_gen.errors import UsageError
 from batch_gen.fake_engine import FakeOptions
 from batch_gen.regress.approve import Decision, approve, retire_variant, the_night
@@ -41,6 +44,16 @@ def test_several_variants_hold_side_by_side(setup):
     assert (again.case("base").verdict, again.case("base").baseline) == ("pass", old.variant)
     assert (noisy.case("base").verdict, noisy.case("base").baseline) == ("pass", new.variant)
     assert noisy.case("still").verdict == "fail"
+
+
+def test_a_variant_of_another_mesh_excuses_nothing(setup):
+    """Bits that changed under equal numerics are red, although they are those of an approved variant of another mesh."""
+    meshed = replace(setup, settings=setup.settings.model_copy(update={"mesh": Mesh(tp=2, cp=1, cfg=1)}))
+    approve(setup.store, render_night(meshed, "n2", NOISY), ["base"], KIM)
+    night = render_night(setup, "n3", NOISY)
+    gates = {gate.gate: gate.verdict for gate in night.case("base").gates}
+    assert gates["frames_hash"] == "fail"
+    assert len(find_baselines(setup.store, "small", "base", setup.platform.key)) == 2
 
 
 def test_approvals_are_written_once(setup):

@@ -148,6 +148,8 @@ def test_the_exact_gate_is_asked_only_of_equal_numerics():
     assert differing(new, FINGERPRINT) == ["mesh", "threads"]
     other = FINGERPRINT.model_copy(update={"checkpoint": "more weights", "settings": {"dtype": "bfloat16"}})
     assert differing(other, FINGERPRINT) == ["checkpoint", "dtype"]
+    younger = FINGERPRINT.model_copy(update={"settings": {"dtype": "float32", "sharpness": 1}})
+    assert differing(younger, FINGERPRINT) == []
     frames = np.zeros((5, 16, 16, 3), np.uint8)
     exact = judge_clip(replace(clip_of(frames), fingerprint=other), clip_of(frames), Limits()).gates[1]
     assert (exact.verdict, exact.note) == ("not_comparable", "not comparable: checkpoint, dtype")

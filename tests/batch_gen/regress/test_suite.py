@@ -59,6 +59,10 @@ def test_a_missing_limits_file_is_refused(tmp_path):
     flags = {"model": "fake", "out": f"memory://{tmp_path}", "limits": str(tmp_path / "none.yaml")}
     with pytest.raises(ConfigError, match=r"none\.yaml"):
         prepare_suite([str(path)], flags)
+    with pytest.raises(ConfigError, match="no such object"):
+        prepare_suite([str(path)], {**flags, "limits": f"file://{tmp_path}/none.yaml"})
+    far = prepare_suite([str(path)], {**flags, "limits": f"file://{tmp_path}/small.yaml"})
+    assert far.file == SuiteFile()
     path.with_suffix(".yaml").unlink()
     assert prepare_suite([str(path)], {**flags, "limits": None}).file == SuiteFile()
 
