@@ -20,6 +20,7 @@ from batch_gen.storage.base import Store, open_store
 
 WATCH_S = 10.0
 MAX_SHOWN = 20
+NO_WASTE = ("started", "own_clips", "seconds", "failed_ms", "cold_start_ms")  # counts of work, and what `cost` tells
 
 
 def status(out: str, clip_id: str | None, given: Mapping[str, Any], *, watch: bool, as_json: bool) -> int:
@@ -89,7 +90,7 @@ def lines(found: RunStatus) -> Iterator[str]:
     )
     shown = [f"  {clip_id}: {verdict.kind}: {verdict.message}" for clip_id, verdict in found.quarantined.items()]
     yield from _some(shown, str, "quarantined clips")
-    waste = {name: count for name, count in found.waste.items() if count}
+    waste = {name: count for name, count in found.waste.items() if count and name not in NO_WASTE}
     if waste:
         yield "waste: " + ", ".join(f"{name.replace('_', ' ')} {count:g}" for name, count in waste.items())
 

@@ -76,6 +76,10 @@ def test_the_flag_page_lists_every_setting():
         (["run", "m.parquet", "--model", "fake", "--profile", "trn9"], "does not exist"),
         (["run", "m.parquet", "--model", "no/such/folder"], "no such folder"),
         (["run", "m.parquet", "--out", "s3://bucket/run"], "--model must be given"),
+        (["run", "m.parquet", "--out", ""], "--out is empty"),
+        (["status", ""], "empty output root"),
+        (["run", "m.parquet", "--model", "fake", "--on-clip", "hook"], "or env:NAME"),
+        (["run", "m.parquet", "--model", "fake", "--prometheus", "/no/such/x.prom"], "is no folder"),
     ],
 )
 def test_usage_errors_are_exit_2_with_a_clear_message(arguments, words, capsys):

@@ -97,6 +97,19 @@ def test_four_children_on_s3_survive_kills(s3_server, manifest, tmp_path):
     assert {start.exit_code for start in starts.values()} <= {0, 75, None}
 
 
+def test_a_manifest_may_be_a_prefix(s3_server, manifest, capsys):
+    """The files of a prefix are one manifest, with or without a slash at its end; an empty one says so."""
+    root = f"s3://runs/{uuid.uuid4().hex}"
+    store = open_store(root, StoreOptions(endpoint_url=s3_server.endpoint))
+    store.create("shots/00000-m.parquet", manifest)
+    flags = ["--model", "fake", "--s3-endpoint", s3_server.endpoint]
+    for url in (f"{root}/shots/", f"{root}/shots"):
+        assert invoke(["validate", url, *flags]) == 0
+        assert "3 rows in 1 file" in capsys.readouterr().out
+    assert invoke(["validate", f"{root}/none/", *flags]) == 2
+    assert "no such manifest" in capsys.readouterr().err
+
+
 def test_submit_local_prints_the_end_of_each_child(manifest, tmp_path, capsys):
     """`submit --local 2` is the same run in two processes; a stopped run is not begun again without --continue."""
     arguments = ["submit", str(manifest), "--model", "fake", "--out", str(tmp_path / "out"), "--local", "2", "--quiet"]

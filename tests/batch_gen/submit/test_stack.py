@@ -258,6 +258,14 @@ def test_the_alarm_waits_for_the_metric_that_the_night_prints(resources):
     assert writers == ["events.amazonaws.com", "cloudwatch.amazonaws.com"]
 
 
+def test_the_page_of_jsons_is_the_codes(monkeypatch):
+    """docs/aws-json.md is what the code sends today."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    from build_aws_page import aws_page
+
+    assert (ROOT / "docs/aws-json.md").read_text("utf-8") == aws_page(), "run scripts/build_docs.py"
+
+
 def test_one_message_for_each_job(resources):
     """The end of an array's parent or of a plain job is told, the end of a child is not."""
     detail = resources["RunEnded"]["Properties"]["EventPattern"]["detail"]
