@@ -24,10 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SAMPLE_S = 0.2
+SAMPLE_S = 0.25
 SAMPLING = (
     *("negative_prompt", "width", "height", "num_frames", "steps"),
     *("guidance_high", "guidance_low", "flow_shift"),
@@ -53,15 +55,17 @@ class Run:
     peak_bytes: int
     stages: dict[str, float]
     cpu_s: float = 0.0
+    clip_cpu_s: float = 0.0
     idle: float | None = None
 
 
 @dataclass(slots=True)
 class Watch:
-    """Samples the memory of a process and all that it started."""
+    """Samples memory and CPU seconds of a process and all that it started."""
 
     pid: int
     peak_bytes: int = 0
+    spent: list[tuple[float, float]] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread = field(init=False)
 
@@ -76,19 +80,33 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            self.peak_bytes = max(self.peak_bytes, tree_bytes(self.pid))
+            tree = tree_of(self.pid)
+            self.peak_bytes = max(self.peak_bytes, sum(_pss(process.pid) for process in tree))
+            self.spent.append((time.time(), sum(map(_cpu_s, tree))))
+
+    def cpu_between(self, first: float, last: float) -> float:
+        """CPU seconds of the tree between two Unix times, as near as the samples are."""
+        before = [cpu_s for at, cpu_s in self.spent if at <= first] or [0.0]
+        upto = [cpu_s for at, cpu_s in self.spent if at <= last] or [0.0]
+        return max(upto) - max(before)
 
 
-def tree_bytes(pid: int) -> int:
-    """Proportional set size of a process and its descendants, those in other sessions too."""
-    import psutil
-
+def tree_of(pid: int) -> list[psutil.Process]:
+    """A process and its descendants, those in other sessions too."""
     try:
         root = psutil.Process(pid)
-        pids = [pid, *(child.pid for child in root.children(recursive=True))]
+        return [root, *root.children(recursive=True)]
     except psutil.Error:
-        return 0
-    return sum(_pss(each) for each in pids)
+        return []
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and of those of its children that it has waited for."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
 def _pss(pid: int) -> int:
@@ -126,13 +144,17 @@ def environment(job: Job) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A command that ran: Unix time of its start, seconds, CPU seconds and peak bytes of its tree, what it printed."""
+    """A command that ran: Unix time of its start, seconds, CPU seconds, samples of its tree, what it printed."""
 
     at: float
     wall_s: float
     cpu_s: float
-    peak_bytes: int
+    watch: Watch
     printed: str
+
+    def per_clip_cpu_s(self, ends: list[float]) -> float:
+        """CPU seconds a clip between the first end and the last."""
+        return self.watch.cpu_between(ends[0], ends[-1]) / (len(ends) - 1) if len(ends) > 1 else 0.0
 
 
 def started(command: list[str], job: Job, log: Path) -> Ended:
@@ -148,7 +170,7 @@ def started(command: list[str], job: Job, log: Path) -> Ended:
         out, _ = process.communicate()
     if process.returncode:
         sys.exit(f"{command[1]} failed with {process.returncode}:\n{log.read_text()[-3000:]}")
-    return Ended(at, time.perf_counter() - began, children_cpu_s() - spent, watch.peak_bytes, out.decode())
+    return Ended(at, time.perf_counter() - began, children_cpu_s() - spent, watch, out.decode())
 
 
 def children_cpu_s() -> float:
@@ -168,7 +190,8 @@ def run_peer(job: Job, dtype: str) -> Run:
     clips = [json.loads(line) for line in end.printed.splitlines()]
     stages = {name: statistics.fmean(clip["stages"].get(name, 0.0) for clip in clips[1:]) for name in STAGES}
     ends = [clip["at"] for clip in clips]
-    return Run(end.wall_s, ends[0] - end.at, rate(ends), end.peak_bytes, stages, end.cpu_s)
+    clip_cpu_s = end.per_clip_cpu_s(ends)
+    return Run(end.wall_s, ends[0] - end.at, rate(ends), end.watch.peak_bytes, stages, end.cpu_s, clip_cpu_s)
 
 
 def run_ours(job: Job, flags: tuple[str, ...], number: int) -> Run:
@@ -193,7 +216,8 @@ def measured(rows: list[dict[str, Any]], end: Ended) -> Run:
         name: statistics.fmean(row.get(f"{name}_s") or 0.0 for row in rows[1:]) if len(rows) > 1 else 0.0
         for name in STAGES
     }
-    return Run(end.wall_s, ends[0] - end.at, rate(ends), end.peak_bytes, stages, end.cpu_s, idle_share(rows))
+    first_s, costs = ends[0] - end.at, (end.cpu_s, end.per_clip_cpu_s(ends))
+    return Run(end.wall_s, first_s, rate(ends), end.watch.peak_bytes, stages, *costs, idle_share(rows))
 
 
 def rate(ends: list[float]) -> float:
@@ -250,18 +274,18 @@ def compare(job: Job, names: list[str], rounds: int) -> tuple[dict[str, list[Run
 
 def show(runs: dict[str, list[Run]]) -> None:
     """The table: medians, and the spread of the rate."""
-    names = ("clips/h", "from", "to", "run s", "CPU s", "first s", "MB", "idle")
+    names = ("clips/h", "from", "to", "run s", "CPU s", "a clip", "first s", "MB", "idle")
     print(f"\n{'':14}" + "".join(f"{name:>9}" for name in (*names, *STAGES)))
     for name, found in runs.items():
         rates = [run.clips_per_hour for run in found]
         cells = [f"{value:9.0f}" for value in (statistics.median(rates), min(rates), max(rates))]
-        cells += [f"{middle(found, each):9.1f}" for each in ("wall_s", "cpu_s", "first_s")]
+        cells += [f"{middle(found, each):9.1f}" for each in ("wall_s", "cpu_s", "clip_cpu_s", "first_s")]
         cells.append(f"{middle(found, 'peak_bytes') / 1e6:9.0f}")
         idles = [run.idle for run in found if run.idle is not None]
         cells.append(f"{statistics.median(idles):9.2%}" if idles else f"{'':9}")
         cells += [f"{statistics.median(run.stages[stage] for run in found):9.3f}" for stage in STAGES]
         print(f"{name:14}" + "".join(cells))
-    print("stages: seconds a clip, without the first clip")
+    print("a clip: CPU seconds between the first clip's end and the last's; stages: seconds a clip, without the first")
 
 
 def middle(runs: list[Run], name: str) -> float:
@@ -276,7 +300,7 @@ def ratios(runs: dict[str, list[Run]], names: list[str]) -> dict[str, float]:
         pairs = list(zip(runs[name], runs[f"peer {VARIANTS[name][0]}"], strict=True))
         found[f"clips_per_hour_{name}"] = _middle(ours.clips_per_hour / peer.clips_per_hour for ours, peer in pairs)
         found[f"whole_run_{name}"] = _middle(peer.wall_s / ours.wall_s for ours, peer in pairs)
-        found[f"cpu_seconds_{name}"] = _middle(ours.cpu_s / peer.cpu_s for ours, peer in pairs)
+        found[f"cpu_a_clip_{name}"] = _middle(ours.clip_cpu_s / peer.clip_cpu_s for ours, peer in pairs)
     first = names[0]
     pairs = list(zip(runs[first], runs[f"peer {VARIANTS[first][0]}"], strict=True))
     found["peak_memory"] = _middle(ours.peak_bytes / peer.peak_bytes for ours, peer in pairs)

@@ -4,8 +4,9 @@ Per clip: its attempt is written into the lease (PUT), file and record are store
 when the chunk is opened (HEAD), and stop.json before the clip is handed out (GET).
 Per chunk: the lease is claimed and freed (PUT, PUT), its part of the metrics and its entry of the done log are written
 (PUT, PUT); whoever closes the run reads the part (GET). An entry is read and deleted once when the log is folded.
-Per worker: the probe of the store, run.json and the plan; the entries that are not folded, at its start and its end.
-Over time: a lease that nothing else wrote for a third of its ttl is renewed (PUT). A claim that finds its view of the
+Per worker: the probe of the store, run.json, the plan, its figures at start and end; the entries that are not folded, at its start and its end.
+Over time: a lease that nothing else wrote for a third of its ttl is renewed (PUT), and each minute the worker's figures
+are written (PUT). A claim that finds its view of the
 run older than the ttl lists the done log anew, a thousand keys a page (LIST), and looks for another round (GET).
 """
 
@@ -15,6 +16,7 @@ import math
 from dataclasses import dataclass
 
 from batch_gen.donelog import COMPACT_ABOVE, FOLD_BY
+from batch_gen.telemetry import EVERY_S
 from batch_gen.work import ClaimOptions
 
 KEYS_PER_PAGE = 1000
@@ -24,7 +26,7 @@ DOLLARS = {"PUT": 0.005 / 1000, "LIST": 0.005 / 1000, "POST": 0.005 / 1000, "GET
 WRITES_PER_S, READS_PER_S = 3500.0, 5500.0
 PER_CLIP = {"PUT": 3, "HEAD": 1, "GET": 1}
 PER_CHUNK = {"PUT": 4, "GET": 1}
-PER_WORKER = {"PUT": 33, "GET": 14, "HEAD": 3, "LIST": 11, "DELETE": 8}
+PER_WORKER = {"PUT": 35, "GET": 14, "HEAD": 3, "LIST": 11, "DELETE": 8}
 TTL_S = ClaimOptions().ttl_s
 KINDS = ("PUT", "GET", "HEAD", "LIST", "DELETE")
 Counts = dict[str, float]
@@ -58,7 +60,8 @@ def over_time(shape: Shape) -> Counts:
     folded = shape.chunks if shape.chunks > COMPACT_ABOVE else 0
     left = min(shape.chunks, int(FOLD_BY * COMPACT_ABOVE))
     gets = looks + folded + 2 * shape.workers * left
-    return {"PUT": 3 * periods, "GET": gets, "HEAD": 0.0, "LIST": looks * pages(shape), "DELETE": float(folded)}
+    told = shape.workers * shape.hours * 3600.0 / EVERY_S
+    return {"PUT": 3 * periods + told, "GET": gets, "HEAD": 0.0, "LIST": looks * pages(shape), "DELETE": float(folded)}
 
 
 def total(shape: Shape) -> Counts:
