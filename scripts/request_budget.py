@@ -4,7 +4,8 @@ Per clip: its attempt is written into the lease (PUT), file and record are store
 when the chunk is opened (HEAD), and stop.json before the clip is handed out (GET).
 Per chunk: the lease is claimed and freed (PUT, PUT), its part of the metrics and its entry of the done log are written
 (PUT, PUT); whoever closes the run reads the part (GET). An entry is read and deleted once when the log is folded.
-Per worker: the probe of the store, run.json, the plan, its figures at start and end; the entries that are not folded, at its start and its end.
+Per worker: the probe of the store, run.json, the plan, its figures at start and end; the entries of the done log that
+are not folded, at its start and its end.
 Over time: a lease that nothing else wrote for a third of its ttl is renewed (PUT), and each minute the worker's figures
 are written (PUT). A claim that finds its view of the
 run older than the ttl lists the done log anew, a thousand keys a page (LIST), and looks for another round (GET).

@@ -62,7 +62,7 @@ def test_the_budget_by_hand():
     assert quiet["PUT"] == 3 * 128 + 4 * 2 + per_worker["PUT"]
     assert quiet["HEAD"] == 128 + per_worker["HEAD"]
     hour = BUDGET.over_time(BUDGET.Shape(clips=6400, chunks=100, workers=1, hours=1.0))
-    assert hour["PUT"] == 60  # a lease of 180 s is renewed each minute
+    assert hour["PUT"] == 60 + 60  # a lease of 180 s is renewed each minute, and figures are written
     assert hour["LIST"] == 20
     assert hour["GET"] == 20 + 2 * 100
     assert hour["DELETE"] == 0
