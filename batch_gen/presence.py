@@ -36,7 +36,7 @@ def begin(store: Store, settings: Settings, worker: str) -> tuple[Start, HostLoa
     host, instance = machine()
     load = host_load(kills_before(store, hint, host))
     if load.kills:
-        text = "the last %d starts of this child were killed, probably for memory: fewer clips and frames at once now"
+        text = "earlier starts of this child that were killed in a row, probably for memory: %d; now less at once"
         log.warning(text, load.kills)
     start = Start(
         worker=worker,

@@ -85,7 +85,7 @@ def test_four_children_on_s3_survive_kills(s3_server, manifest, tmp_path):
         process.send_signal(number)
 
     command = ["batch-gen", "run", str(manifest), "--model", slow_model(tmp_path), "--out", root, "--quiet"]
-    command += ["--lease-ttl", "3", "--s3-endpoint", s3_server.endpoint]
+    command += ["--lease-ttl", "5", "--s3-endpoint", s3_server.endpoint]
     children = run_local(command, 4, strategy(5), strike)
     assert [child.exit_codes for child in children[:2]] == [(137, 0), (137, 0)]
     assert children[2].exit_codes in ((75, 0), (0,))  # 0 where the others had finished before it began
