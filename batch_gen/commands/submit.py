@@ -153,6 +153,9 @@ def refuse_unreachable(layers: Mapping[str, Any]) -> None:
     for adapter in layers.get("lora", ()):
         if not str(adapter).startswith("s3://"):
             raise UsageError(f"--lora {adapter}: a fleet needs an s3:// file")
+    graphs = layers.get("graphs")
+    if graphs is not None and not str(graphs).startswith("s3://"):
+        raise UsageError(f"--graphs {graphs}: a fleet needs an s3:// store of graphs")
     out, model = str(layers.get("out", "(not given)")), str(layers.get("model", ""))
     if not out.startswith("s3://"):
         raise UsageError(f"--out {out}: a fleet needs an s3:// output")

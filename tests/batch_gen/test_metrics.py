@@ -159,3 +159,13 @@ def test_owner_without_rows_writes_no_part() -> None:
 def test_duration(seconds: float, text: str) -> None:
     """Durations read as hours, minutes and seconds."""
     assert duration(seconds) == text
+
+
+def test_render_that_came_to_nothing_is_moved() -> None:
+    """A clip that another worker had committed first, or whose file failed, was no render: the whole stays the same."""
+    meter = Meter(1, now=lambda: 0.0, wall=lambda: 0.0)
+    meter.spent("render", 30.0)
+    meter.moved("duplicate", 20.0)
+    meter.moved("failed", 5.0)
+    total = meter.summary()
+    assert (total.render_s, total.duplicate_s, total.failed_s) == (5.0, 20.0, 5.0)

@@ -106,6 +106,7 @@ def test_an_image_must_be_named(manifest, capsys):
         (["--out", ""], "--out is empty"),
         (["--model", "owner/name"], "needs an s3:// prefix or a built-in name"),
         (["--lora", "here.safetensors"], "needs an s3:// file"),
+        (["--graphs", "here"], "needs an s3:// store of graphs"),
         (["--nodes", "10001"], "--nodes 10001"),
         (["--nodes", "0"], "--nodes 0"),
         (["--image", "repository:latest"], "name the image by digest"),
