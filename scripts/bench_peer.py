@@ -29,7 +29,7 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SAMPLE_S = 0.25
+SAMPLE_S = 1.0  # walking the pages of a large process costs milliseconds
 SAMPLING = (
     *("negative_prompt", "width", "height", "num_frames", "steps"),
     *("guidance_high", "guidance_low", "flow_shift"),

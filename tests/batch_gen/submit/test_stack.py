@@ -23,7 +23,7 @@ VALUES = {
     "OutputPrefix": "runs", "WeightsBucket": "weights", "RegressionDefinition": "batch-gen-0011",
     "RegressionSuite": "s3://weights/regression.parquet", "RegressionOut": "s3://runs/runs/nightly",
     "RegressionModel": "s3://weights/wan", "RegressionProfile": "trn2-480p", "KmsKeyArn": "arn:aws:kms:us-east-2:1:key/k",
-    "Queue": "arn:aws:batch:us-east-2:123456789012:job-queue/batch-gen", "SecretArn": "arn:aws:secretsmanager:x",
+    "Queue": "arn:aws:batch:us-east-2:123456789012:job-queue/batch-gen", "SecretArn": "arn:aws:secretsmanager:us-east-2:1:secret:x",
 }  # fmt: skip
 ON = {"HasKey": False, "HasTags": False, "HasSecret": True, "HasBlock": False, "HasRegression": True}
 S3_ACTIONS = {
@@ -61,7 +61,7 @@ def rendered(node, conditions=ON):
         if name == "Ref":
             return None if value == "AWS::NoValue" else VALUES.get(value, value)
         if name == "GetAtt":
-            return value if isinstance(value, str) else ".".join(value)
+            return f"arn:aws:sns:us-east-2:123456789012:{value if isinstance(value, str) else '-'.join(value)}"
         if name == "If":
             return rendered(value[1] if conditions[value[0]] else value[2], conditions)
     return {key: rendered(value, conditions) for key, value in node.items()}
@@ -170,6 +170,19 @@ def test_every_call_of_a_worker_is_allowed_and_nothing_else(resources, recorded,
         ("batch:SubmitJob", "*", None),
     ):
         assert not is_allowed(job_role, *question)
+
+
+def test_iam_takes_the_policies(resources, batch):
+    """IAM (moto) finds every policy of the template well formed, with all options on."""
+    iam = boto3.client("iam")
+    for name in ("JobRole", "ExecutionRole", "SchedulerRole", "Submitter"):
+        document = {
+            "Version": "2012-10-17",
+            "Statement": statements(resources[name], {**ON, "HasKey": True, "HasTags": True}),
+        }
+        assert document["Statement"]
+        iam.put_role_policy(RoleName="r", PolicyName=name, PolicyDocument=json.dumps(document))
+        assert iam.get_role_policy(RoleName="r", PolicyName=name)["PolicyDocument"] == document
 
 
 def test_keys_and_tags_are_allowed_only_where_they_are_used(resources):
