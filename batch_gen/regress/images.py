@@ -134,7 +134,7 @@ def vmaf(new: Frames, base: Frames) -> float:
         inputs = [arg for stem in ("new", "base") for arg in ("-i", f"file:{folder / stem}.mkv")]
         child = ffmpeg.Child([*inputs, "-lavfi", graph, "-f", "null", "-"])
         if child.wait() != 0:
-            raise ffmpeg.failure("verify", "measuring VMAF", child, folder)
+            raise ffmpeg.failure("encode", "measuring VMAF", child, folder)
         return float(json.loads(log.read_text("utf-8"))["pooled_metrics"]["vmaf"]["mean"])
 
 

@@ -60,7 +60,8 @@ log = logging.getLogger(__name__)
 REMEMBERED: Final = 30
 """Nights that are read back: enough for seven on this machine, the last green one, and the trend."""
 _OUR_FAULT: Final = (RetryClass.CLIP, RetryClass.INPUT)
-"""Failures of the pipeline itself; all others are the machine's or the store's, and no regression."""
+"""Failures of the pipeline itself; all others are the machine's or the store's, and no regression. Nor is an ffmpeg
+that cannot keep the frames: they were rendered."""
 
 
 def night_name() -> str:
@@ -183,7 +184,7 @@ def settled(setup: Setup, case: CaseResult, gates: Sequence[GateResult]) -> Case
 
 def broken_case(setup: Setup, facts: Mapping[str, Any], error: BatchGenError) -> CaseResult:
     """A case without a clip: red when the pipeline broke it, `infra` when the machine or the store did."""
-    is_ours = isinstance(error, ClipFailed) and KINDS[error.kind].retry in _OUR_FAULT
+    is_ours = isinstance(error, ClipFailed) and KINDS[error.kind].retry in _OUR_FAULT and error.kind != "encode"
     verdict: Verdict = "fail" if is_ours else "infra"
     log.warning("case without a clip", extra={"fields": {"case": facts["case"], "kind": error.kind}})
     gate = GateResult(gate="render", level="count", verdict=verdict, note=f"{error.kind}: {error.message}")

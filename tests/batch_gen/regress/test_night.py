@@ -12,12 +12,12 @@ import pytest
 
 from batch_gen.config import Mesh
 from batch_gen.engine import Engine
-from batch_gen.errors import EngineLost, UsageError
+from batch_gen.errors import ClipFailed, DiskFull, EngineLost, StoreError, UsageError
 from batch_gen.fake_engine import FakeEngine, FakeOptions
 from batch_gen.notify import Notifier
 from batch_gen.regress.approve import Decision, approve
 from batch_gen.regress.artifacts import load_arrays, load_frames
-from batch_gen.regress.night import check_name, run_night, tell
+from batch_gen.regress.night import broken_case, check_name, run_night, tell
 from batch_gen.regress.quarantine import apply_quarantine
 from batch_gen.regress.render import Bench
 from batch_gen.regress.results import GateResult, list_nights, load_night, night_key
@@ -127,6 +127,13 @@ def test_latents_without_numbers_are_a_regression(setup):
     night = render_night(setup, "n1", FakeOptions(faults={"base": "nan"}))
     assert (night.cases[0].verdict, night.cases[1].verdict, night.exit_code) == ("fail", "pass", 5)
     assert gate_of(night.cases[0], "render").note.startswith("nonfinite")
+
+
+def test_a_keeper_that_fails_is_infra(setup):
+    """When ffmpeg or the disk cannot take the frames, the machine is to blame, not the clip."""
+    facts = {"case": "base", "request": setup.requests[0].to_json(), "request_digest": setup.requests[0].digest}
+    errors = [ClipFailed("encode", "ffmpeg died"), DiskFull("no space"), StoreError("away"), ClipFailed("verify", "x")]
+    assert [broken_case(setup, facts, error).verdict for error in errors] == ["infra", "infra", "infra", "fail"]
 
 
 def test_a_regression_beside_an_infra_failure_is_a_regression(setup):
