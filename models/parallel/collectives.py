@@ -1,7 +1,8 @@
 """Collectives over an axis of the mesh; over an axis of size 1 each is the identity.
 
 Tensor collectives are the functional ones (`_c10d_functional`), so a graph that holds them still compiles in one piece.
-Blocks come back in coordinate order whatever order torch keeps inside the group.
+Blocks come back in coordinate order whatever order torch keeps inside the group. Where groups of one axis differ in
+that order, graphs take it as a tensor (`order_of`), so that all ranks trace the same one.
 """
 
 import json
@@ -25,19 +26,29 @@ def all_reduce(x: Tensor, axis: Axis, op: str = "sum") -> Tensor:
     return out
 
 
-def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
+def order_of(axis: Axis, device: torch.device | None = None) -> Tensor | None:
+    """Where each coordinate's block arrives, [size] int32, for axes on which groups differ in it; None on the others.
+
+    A module that gathers inside a graph keeps it as a buffer.
+    """
+    return torch.tensor(axis.order, dtype=torch.int32, device=device) if axis.reordered else None
+
+
+def all_gather(x: Tensor, axis: Axis, dim: int, order: Tensor | None = None) -> Tensor:
     """[..., n, ...] of equal shape on each rank -> [..., size * n, ...] along `dim`, in coordinate order."""
     if axis.is_trivial:
         return x
-    return torch.cat(gather_blocks(x, axis), dim=dim)
+    return torch.cat(gather_blocks(x, axis, order), dim=dim)
 
 
-def gather_blocks(x: Tensor, axis: Axis) -> list[Tensor]:
-    """Each rank's `x` [...] (equal shapes), by coordinate."""
+def gather_blocks(x: Tensor, axis: Axis, order: Tensor | None = None) -> list[Tensor]:
+    """Each rank's `x` [...] (equal shapes), by coordinate; order: what `order_of` gives, where a graph holds this."""
     if axis.is_trivial:
         return [x]
     flat = x.contiguous().view(1, *x.shape)
     gathered = _ops.wait_tensor(_ops.all_gather_into_tensor(flat, axis.size, axis.group_name))
+    if order is not None:
+        return list(gathered.index_select(0, order).unbind(0))
     blocks = gathered.unbind(0)
     return [blocks[place] for place in axis.order]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kernels.attention import attention
 from kernels.ring_attention import ring_attention
 from models.errors import ModelError
-from models.parallel.collectives import all_gather, gather_blocks
+from models.parallel.collectives import all_gather, gather_blocks, order_of
 from models.parallel.layout import GATHER_LIMIT_BYTES
 from models.parallel.mesh import Axis
 
@@ -29,11 +29,13 @@ class TokenSplit(nn.Module):
 
     Context rank c holds rows c * N .. (c + 1) * N of the padded sequence. With a `sequence` axis (sequence parallelism
     inside tensor parallelism) each of its ranks holds an equal part of those N between the sublayers.
-    The rank's place is data (a buffer) and no constant, so that all ranks trace the same graph.
+    The rank's place is data (a buffer) and no constant, so that all ranks trace the same graph; so is `order`, where
+    gathered blocks arrive (see `collectives.order_of`).
     """
 
     place: Tensor
     part: Tensor
+    order: Tensor | None
 
     def __init__(self, context: Axis, sequence: Axis | None = None, device: torch.device | None = None) -> None:
         super().__init__()
@@ -42,6 +44,7 @@ class TokenSplit(nn.Module):
         part = torch.tensor(sequence.index if sequence else 0, dtype=torch.int32, device=device)
         self.register_buffer("place", place, persistent=False)
         self.register_buffer("part", part, persistent=False)
+        self.register_buffer("order", order_of(context, device), persistent=False)
 
     def local_tokens(self, num_tokens: int) -> int:
         """N: rows of one context rank, padding included."""
@@ -66,7 +69,7 @@ class TokenSplit(nn.Module):
         """Each rank's rows back to [B, L, W] with L = num_tokens; the padding is cut off."""
         if self.sequence:
             x_BLW = all_gather(x_BLW, self.sequence, dim=1)
-        return all_gather(x_BLW, self.context, dim=1)[:, :num_tokens]
+        return all_gather(x_BLW, self.context, dim=1, order=self.order)[:, :num_tokens]
 
     def valid_tokens(self, num_tokens: int) -> Tensor | None:
         """[1] int32: how many of this context rank's rows are no padding; None when the clip has no padding at all."""
@@ -109,7 +112,7 @@ class SpreadAttention:
             return attention(q_BNHD, k_BNHD, v_BNHD, scale, num_tokens)
         kind = self.kind or choose(2 * k_BNHD.numel() * k_BNHD.element_size() * axis.size)
         if kind == "gather":
-            blocks = gather_blocks(torch.stack((k_BNHD, v_BNHD)), axis)
+            blocks = gather_blocks(torch.stack((k_BNHD, v_BNHD)), axis, self.tokens.order)
             k, v = torch.cat(blocks, dim=2).unbind()
             return attention(q_BNHD, k, v, scale, num_tokens)
         valid = self.tokens.valid_tokens(num_tokens)

@@ -27,13 +27,15 @@ class Axis:
     """One direction of the mesh (or several, flattened), seen from this rank.
 
     `ranks` are the members in coordinate order, `index` is this rank's place among them. torch sorts the members of a
-    group; `order[coordinate]` is the place in that sorted group, which is where a gathered block arrives.
+    group; `order[coordinate]` is the place in that sorted group, which is where a gathered block arrives. reordered:
+    whether that order is another one in any group of the axis; then it must be data where ranks share a graph.
     """
 
     name: str
     index: int = 0
     ranks: tuple[int, ...] = (0,)
     group_name: str = ""
+    reordered: bool = False
     process_group: ProcessGroup | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -182,6 +184,7 @@ def _make_axis(layout: Layout, rank: int, devices: DeviceMesh, names: tuple[str,
         index=ranks.index(rank),
         ranks=ranks,
         group_name=group.group_name,
+        reordered=any(tuple(sorted(members)) != members for members in layout.groups(*names)),
         process_group=group,
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from models.parallel.collectives import gather_blocks
+from models.parallel.collectives import gather_blocks, order_of
 from models.parallel.mesh import Axis
 from models.wan.model import Block, Frame, Modulation, Rope, Stream, TextKeys, WanTransformer
 
@@ -164,13 +164,16 @@ class Guide(nn.Module):
 class GatherAndGuide(nn.Module):
     """The same where each rank of the guidance axis has one branch: 0 the prompt's, 1 the negative prompt's."""
 
-    def __init__(self, axis: Axis) -> None:
+    order: Tensor | None
+
+    def __init__(self, axis: Axis, device: torch.device | None = None) -> None:
         super().__init__()
         self.axis = axis
+        self.register_buffer("order", order_of(axis, device), persistent=False)
 
     def forward(self, own: Tensor, guidance: Tensor) -> Tensor:
         """This rank's velocity [1, C, T, h, w] float32, guidance [1] float32 -> the guided velocity, on both ranks."""
-        positive, negative = gather_blocks(own, self.axis)
+        positive, negative = gather_blocks(own, self.axis, self.order)
         return negative + guidance * (positive - negative)
 
 
@@ -180,7 +183,7 @@ class Guidance:
     def __init__(self, axis: Axis, device: torch.device, compile_graph: CompileGraph = uncompiled) -> None:
         self._device = device
         self._guide = compile_graph(Guide(), "guide")
-        self._gather = compile_graph(GatherAndGuide(axis), "gather_guide")
+        self._gather = compile_graph(GatherAndGuide(axis, device), "gather_guide")
 
     def guide(self, positive: Tensor, negative: Tensor, factor: float) -> Tensor:
         """[1, C, T, h, w] float32 each."""

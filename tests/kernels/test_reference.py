@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from kernels.adaln import adaln, adaln_fp8
 from kernels.attention import attention, attention_in_full
@@ -262,6 +262,8 @@ def test_flop_formulas_count_what_torch_counts(dtype):
         (lambda: fp8_matmul(x, w, s), lambda: x @ w.to(dtype)),
         (lambda: head_norm(q, randn(24)), lambda: functional.rms_norm(q.flatten(2), (24,))),
         (lambda: adaln(q.flatten(2), None, None, None, None), lambda: functional.layer_norm(q.flatten(2), (24,))),
+        (lambda: adaln(q.flatten(2), q.flatten(2), None, None, None), lambda: functional.layer_norm(q.flatten(2) + q.flatten(2), (24,))),
+        (lambda: qk_norm_rope(q, q, randn(24), randn(24), randn(17, 4), randn(17, 4)), lambda: functional.rms_norm(q.flatten(2), (24,)) * randn(24)),
     ]  # fmt: skip
     for ours, torchs in pairs:
         counts = []
@@ -270,6 +272,26 @@ def test_flop_formulas_count_what_torch_counts(dtype):
                 call()
             counts.append(counter.get_total_flops())
         assert counts[0] == counts[1]
+
+
+def test_every_operator_has_a_formula():
+    """Torch's counter knows a formula for each operator of ours; without one it would count nothing."""
+    names = {schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("batch_gen::")}
+    assert {"attention", "conv3d", "fp8_matmul", "ring_attention", "qk_norm_rope"} <= names
+    assert [name for name in sorted(names) if getattr(torch.ops.batch_gen, name) not in flop_registry] == []
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_ring_counts_the_keys_of_all_its_ranks(bound):
+    """A rank of a ring of four does the work of attention to four times its own keys."""
+    pairs = (0, 1, 1, 2, 2, 3, 3, 0)
+    with FakeTensorMode(), FlopCounterMode(display=False) as ring:
+        q, k = torch.empty(1, 6, 2, 8), torch.empty(1, 6, 2, 8)
+        if bound:
+            ring_attention_constmax(q, k, k, torch.empty(1, 2), "ring", pairs)
+        else:
+            ring_attention(q, k, k, "ring", pairs)
+    assert ring.get_total_flops() == 2 * 2 * 6 * 24 * (8 + 8)
 
 
 def test_operators_trace_without_a_graph_break():

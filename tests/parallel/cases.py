@@ -60,6 +60,17 @@ def identity_objects(mesh: Mesh):
     return [result is x for result in results]
 
 
+def gathered_by_data(mesh: Mesh):
+    """By axis: whether its groups differ in order, and the ranks as a gather brings them when that order is a tensor."""
+    found = {}
+    for names in (("cp",), ("cfg",)):
+        axis = mesh.axis(*names)
+        order = collectives.order_of(axis)
+        blocks = collectives.gather_blocks(torch.tensor([mesh.rank]), axis, order)
+        found[names] = (order is not None, tuple(int(block) for block in blocks))
+    return found
+
+
 def json_of_first(mesh: Mesh, value):
     """Rank 0's value through a broadcast; the others start with nothing."""
     return collectives.broadcast_json(value if mesh.is_first else None, mesh)

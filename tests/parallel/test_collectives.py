@@ -47,6 +47,15 @@ def test_collectives(pool, layout):
             assert all(map(torch.equal, got["first"] or first, first))
 
 
+@pytest.mark.parametrize("layout", [SCRAMBLED, make_layout("trn2", Degrees(2, 2, 2))], ids=["scrambled", "trn2"])
+def test_order_may_be_data(pool, layout):
+    """Where groups of an axis differ in torch's order, that order is a tensor and blocks still come by coordinate."""
+    for rank, found in enumerate(pool.run(cases.gathered_by_data, layout)):
+        for names, (is_data, ranks) in found.items():
+            assert ranks == layout.group(rank, *names)
+            assert is_data == any(tuple(sorted(group)) != group for group in layout.groups(*names))
+
+
 def test_collectives_over_one_rank_are_the_identity(pool):
     """Over an axis of size 1 a collective hands back the very tensor, with or without other axes."""
     assert all(cases.identity_objects(single()))
