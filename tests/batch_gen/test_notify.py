@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from batch_gen.errors import UsageError
-from batch_gen.notify import Notifier
+from batch_gen.notify import Notifier, check_target, target_of
 
 
 def test_lines_on_a_stream():
