@@ -238,6 +238,7 @@ def _leg(name: str, subject: Subject, exact: Capture | None, start: Callable[[],
         if exact is None:
             _walk(engine, subject, capture)
         _MEASURES[name](engine, subject, capture, exact or capture)
+        _trim(capture)
     finally:
         engine.close()
     capture.seconds = round(time.monotonic() - began, 3)
@@ -248,6 +249,14 @@ def _walk(engine: Engine, subject: Subject, capture: Capture) -> None:
     """The reference's own trajectory: the inputs of all that is compared."""
     taps = [f"{what}.{place}" for place in range(subject.request.steps) for what in ("latents", "velocity")]
     capture.arrays |= _denoised(engine, subject, subject.request, DenoiseOptions(taps=tuple(taps)), capture.stages)
+
+
+def _trim(capture: Capture) -> None:
+    """Forget the steps that nobody enters: a real clip's trajectory is gigabytes."""
+    entered = (
+        {f"latents.{place}" for place in (*named_steps(capture.stages), len(capture.stages))} if capture.stages else ()
+    )
+    capture.arrays = {name: array for name, array in capture.arrays.items() if "." not in name or name in entered}
 
 
 def _components(engine: Engine, subject: Subject, capture: Capture, exact: Capture) -> None:
