@@ -276,7 +276,11 @@ def test_flop_formulas_count_what_torch_counts(dtype):
 
 def test_every_operator_has_a_formula():
     """Torch's counter knows a formula for each operator of ours; without one it would count nothing."""
-    names = {schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("batch_gen::")}
+    names = {
+        schema.name.partition("::")[2]
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("batch_gen::")
+    }
     assert {"attention", "conv3d", "fp8_matmul", "ring_attention", "qk_norm_rope"} <= names
     assert [name for name in sorted(names) if getattr(torch.ops.batch_gen, name) not in flop_registry] == []
 
