@@ -199,7 +199,8 @@ def run_ours(job: Job, flags: tuple[str, ...], number: int) -> Run:
     out = job.folder / f"ours-{number}"
     command = [sys.executable, "-m", "batch_gen", "run", str(job.folder / "m.parquet"), "--out", str(out)]
     command += ["--model", job.model, "--quiet", "--json", "--threads", str(job.threads), *flags]
-    return measured(metrics_of(out), started(command, job, job.folder / "ours.log"))
+    end = started(command, job, job.folder / "ours.log")
+    return measured(metrics_of(out), end)
 
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:
