@@ -1,7 +1,7 @@
 """Full-size T2V-A14B as 64 Trainium cores would be handed it, traced without a device or weights; tables and one line
 of JSON.
 
-Run: python scripts/prove_full_size.py            minutes of one core, below 2 GB of memory
+Run: python scripts/prove_full_size.py            about a quarter of an hour of a free core
      python scripts/prove_full_size.py --quick    two layers, few ranks; --part, --layout, --size pick from it
 
 Fake tensors and a fake process group of 64 ranks: every component at 480p and 720p, in the physical layouts A
