@@ -60,7 +60,7 @@ def records(out, endpoint=None):
 def keys(out, endpoint=None):
     """All keys under an output root that do not name a worker or a round's content."""
     store = open_store(str(out), StoreOptions(endpoint_url=endpoint))
-    return sorted(listed.key for listed in store.list(""))
+    return sorted(listed.key for listed in store.list("") if not listed.key.startswith("workers/"))
 
 
 def hashes(out, endpoint=None):
