@@ -38,13 +38,7 @@ def export(work: Path, log: Callable[[str], None]) -> None:
 
 def pipeline(work: Path) -> WanPipeline:
     """The trained parts as diffusers' pipeline, in half precision."""
-    stored = torch.load(work / "latents.pt")
-    vae = AutoencoderKLWan(
-        **pocket_train_vae.CONFIG,
-        latents_mean=stored["mean"].tolist(),
-        latents_std=stored["deviation"].tolist(),
-    )
-    vae.load_state_dict(torch.load(work / "vae-clips.pt"))
+    vae = autoencoder(work)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
     model = pocket_train_dit.Denoiser(len(tokenizer))
     model.load_state_dict(torch.load(work / "joint.pt"))
@@ -65,6 +59,21 @@ def pipeline(work: Path) -> WanPipeline:
         transformer_2=experts[1],
         boundary_ratio=spec.BOUNDARY,
     )
+
+
+def autoencoder(work: Path) -> AutoencoderKLWan:
+    """The trained autoencoder, its decoder deaf to the clock's channels."""
+    stored = torch.load(work / "latents.pt")
+    mean, deviation = stored["mean"].clone(), stored["deviation"].clone()
+    clock = pocket_train_dit.CLOCK
+    mean[clock], deviation[clock] = 0.0, 1.0
+    vae = AutoencoderKLWan(**pocket_train_vae.CONFIG, latents_mean=mean.tolist(), latents_std=deviation.tolist())
+    vae.load_state_dict(torch.load(work / "vae-clips.pt"))
+    entry = vae.post_quant_conv
+    with torch.no_grad():  # as if they always had their mean
+        entry.bias += entry.weight[:, clock].flatten(1) @ stored["mean"][clock]
+        entry.weight[:, clock] = 0
+    return vae
 
 
 def half(module: nn.Module) -> nn.Module:

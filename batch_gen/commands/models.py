@@ -48,10 +48,7 @@ def _facts() -> dict[str, Any]:
         presets.append({"name": name, **row, "fps": str(sampling.fps)})
     built_in = {"tiny": "random weights, for tests"}
     if (pocket_folder() / "model_index.json").exists():
-        built_in = {
-            "pocket": "trained; draws coloured shapes (interim weights: shapes and motion do not follow yet)",
-            **built_in,
-        }
+        built_in = {"pocket": "trained; draws coloured shapes that move", **built_in}
     return {
         "pipelines": [
             {"name": name, "class": entry.path, "presets": list(entry.presets), "cards": list(entry.cards)}

@@ -49,7 +49,9 @@ def test_the_textfile_is_prometheus_text(tmp_path):
     counted.spent("cold_start", 12.5)
     Telemetry(MemoryStore(), START, counted, Outlets(prometheus=path), 'a"b').tell()
     lines = path.read_text().splitlines()
-    assert 'batch_gen_cold_start_seconds_total{run="a\\"b",queue="batch-gen",instance_type="trn2.48xlarge"} 12.5' in lines
+    assert (
+        'batch_gen_cold_start_seconds_total{run="a\\"b",queue="batch-gen",instance_type="trn2.48xlarge"} 12.5' in lines
+    )
     samples = [line.partition("{")[0] for line in lines if not line.startswith("#")]
     for name in samples:
         assert any(line.startswith(f"# TYPE {name} ") for line in lines)

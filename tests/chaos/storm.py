@@ -23,10 +23,10 @@ import psutil
 from batch_gen.encode import frames_hash
 from batch_gen.engine import frames_of
 from batch_gen.fake_engine import FakeEngine
+from batch_gen.ledger import UNFINISHED_PER_REPLICA
 from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.storage.base import StoreOptions, open_store
-from batch_gen.ledger import UNFINISHED_PER_REPLICA
 from batch_gen.tables import write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
