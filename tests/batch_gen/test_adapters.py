@@ -72,7 +72,7 @@ def test_a_worker_gets_the_path(tmp_path):
     [
         ({"override": ("steps=4",)}, "row 0 has 4 steps, all of them within --step-cache-warm-up 4"),
         ({"compile": "model", "device": "neuron"}, "cannot work with --compile model"),
-        ({"step_cache": 0.0}, "step_cache"),
+        ({"step_cache": 0.0}, "--step-cache: "),
     ],
 )
 def test_a_step_cache_that_cannot_work_is_refused(tmp_path, given, message):
