@@ -222,8 +222,8 @@ def measured(rows: list[dict[str, Any]], end: Ended) -> Run:
 
 
 def rate(ends: list[float]) -> float:
-    """Clips an hour between the first end and the last."""
-    return 3600.0 * (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else 0.0
+    """Clips an hour between the first end and the last; 0 where there is no time between them."""
+    return 3600.0 * (len(ends) - 1) / (ends[-1] - ends[0]) if ends[-1] > ends[0] else 0.0
 
 
 def idle_share(rows: list[dict[str, Any]]) -> float:
@@ -294,14 +294,20 @@ def middle(runs: list[Run], name: str) -> float:
     return statistics.median(getattr(run, name) for run in runs)
 
 
+def _over(ours: float, peer: float) -> float:
+    """The ratio; 0 where the peer's clips were too short to be measured."""
+    return ours / peer if peer else 0.0
+
+
 def ratios(runs: dict[str, list[Run]], names: list[str]) -> dict[str, float]:
     """Ours over the peer of the same dtype; medians of the ratios of each round, so that load meets both sides."""
     found: dict[str, float] = {}
     for name in names:
         pairs = list(zip(runs[name], runs[f"peer {VARIANTS[name][0]}"], strict=True))
-        found[f"clips_per_hour_{name}"] = _middle(ours.clips_per_hour / peer.clips_per_hour for ours, peer in pairs)
+        rates = [(ours.clips_per_hour, peer.clips_per_hour) for ours, peer in pairs]
+        found[f"clips_per_hour_{name}"] = _middle(_over(*rate) for rate in rates)
         found[f"whole_run_{name}"] = _middle(peer.wall_s / ours.wall_s for ours, peer in pairs)
-        found[f"cpu_a_clip_{name}"] = _middle(ours.clip_cpu_s / peer.clip_cpu_s for ours, peer in pairs)
+        found[f"cpu_a_clip_{name}"] = _middle(_over(ours.clip_cpu_s, peer.clip_cpu_s) for ours, peer in pairs)
     first = names[0]
     pairs = list(zip(runs[first], runs[f"peer {VARIANTS[first][0]}"], strict=True))
     found["peak_memory"] = _middle(ours.peak_bytes / peer.peak_bytes for ours, peer in pairs)

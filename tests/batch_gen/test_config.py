@@ -140,9 +140,17 @@ def test_a_job_file_may_write_numbers_and_moments_plainly(tmp_path):
     assert found.drain_at == "2026-12-01T11:00:00+00:00"
 
 
-def test_what_compiles_nothing_refuses_to_compile():
-    """--compile on a device that ignores it would only change the record of what was done."""
-    with pytest.raises(ConfigError, match="use --compile off"):
-        check_combinations(settings(compile="block"))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"compile": "off", "graphs": "graphs"}, "needs --compile block or model"),
+        ({"compile": "block", "compile_backend": "inductor", "device": "neuron"}, "has its own compiler; use auto"),
+    ],
+)
+def test_settings_that_compile_nothing_are_refused(given, message):
+    """Graphs that nothing would use and a compiler that the device has not are refused; the rest is taken."""
+    with pytest.raises(ConfigError, match=message):
+        check_combinations(settings(**given))
     check_combinations(settings(compile="off"))
+    check_combinations(settings(compile="block"))
     check_combinations(settings(profile="trn2-480p", model="tiny"))

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from models.checkpoint import Shard
+from models.device import MAX_GRAPHS
 from models.parallel.layout import AXES, Layout
 from models.parallel.mesh import Mesh, build_mesh, single
 
@@ -100,6 +101,7 @@ class Recorder:
 def fake_rank(layout: Layout | None, rank: int = 0) -> Iterator[Mesh]:
     """This process as one rank of a fake process group of the layout's size; None: one rank and no group."""
     torch.compiler.reset()
+    torch._dynamo.config.recompile_limit = MAX_GRAPHS  # one function is captured for many shapes, as on a device
     if layout is None:
         yield single()
         return

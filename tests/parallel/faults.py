@@ -66,10 +66,10 @@ def one_weight_off(mesh, pipeline):
 def local_image_tokens(_mesh, pipeline):
     """Tokens of the image that every rank takes to be its own first ones."""
     for model in experts(pipeline):
-        whole = model._time_rows
+        whole = model._later
 
-        def rows(tokens, num_frames, whole=whole):
-            own = whole(tokens, num_frames)
-            return (torch.arange(own.shape[1]) >= tokens.shape[1] // num_frames).view(1, -1).to(own.dtype)
+        def later(patches, num_frames, whole=whole):
+            own = whole(patches, num_frames)
+            return (torch.arange(own.shape[1]) >= patches.shape[1] // num_frames).view(1, -1, 1)
 
-        model._time_rows = rows
+        model._later = later
