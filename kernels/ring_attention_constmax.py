@@ -64,8 +64,8 @@ def key_norm(k_BSHD: Tensor, k_valid: Tensor | None = None) -> Tensor:
     wide = torch.promote_types(k_BSHD.dtype, torch.float32)
     norms: Tensor = torch.linalg.vector_norm(k_BSHD, dim=-1, dtype=wide)
     if k_valid is not None:
-        valid = torch.arange(k_BSHD.shape[1], device=k_BSHD.device) < k_valid
-        norms = torch.where(valid[:, None], norms, 0.0)
+        valid = torch.arange(k_BSHD.shape[1], dtype=torch.int32, device=k_BSHD.device) < k_valid
+        norms = norms * valid[:, None].to(wide)
     return norms.amax(dim=1)
 
 
