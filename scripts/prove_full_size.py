@@ -211,15 +211,18 @@ def memory(
     """What the steady graph is given and makes beside the estimate of a rank's memory."""
     found = footprint(published("wan2.2-t2v-a14b"), clips_of(size), Placement(layout.degrees, "ring"), TRN2)
     estimated = {part.name: part.num_bytes / 1e9 for part in found.parts}
-    steady = next(graph for graph in graphs if graph.name == "steady")
+    first, steady = (next(graph for graph in graphs if graph.name == name) for name in ("first", "steady"))
     working = estimated["activations"] + estimated["K/V gathered or in flight"] + estimated["latents"]
-    print(f"memory, {where}: the steady graph is given {steady.inputs_bytes / 1e9:.2f} GB and makes at most ", end="")
+    print(f"memory, {where}: the first graph is given {first.inputs_bytes / 1e9:.2f} GB, ", end="")
+    print(
+        f"the steady one (without what makes the text's keys) {steady.inputs_bytes / 1e9:.2f} GB; it makes at most ",
+        end="",
+    )
     print(f"{steady.peak_bytes / 1e9:.2f} GB alive at once (what a ring has in flight is its kernel's own)")
     print(f"estimate of a rank: {found.peak_bytes / 1e9:.2f} of {found.limit_bytes / 1e9:.1f} GB: ", end="")
     print(", ".join(f"{part} {gb:.2f}" for part, gb in estimated.items()) + f"; working set {working:.2f}")
     if spec.transformer.num_layers == T2V_A14B.transformer.num_layers:
-        given = (estimated["weights: DiT"] + estimated["K/V of the text"]) / 2  # of one of two experts
-        ratio = steady.inputs_bytes / 1e9 / given
+        ratio = first.inputs_bytes / 1e9 / (estimated["weights: DiT"] / 2)  # one of two experts
         verdict.ratios[f"inputs_{where.replace('layout ', '').replace(', ', '_')}"] = ratio
         verdict.take(where, [] if 1 <= ratio < 1.05 else [f"graph inputs are {ratio:.3f} of the estimate's weights"])
 
