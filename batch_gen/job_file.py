@@ -48,7 +48,7 @@ def read_job_file(path: str | None, options: StoreOptions | None = None) -> dict
     if path is None:
         return {}
     try:
-        raw = yaml.load(_text(path, options), _Loader)  # noqa: S506 - a safe loader
+        raw = yaml.load(read_text("config", path, options), _Loader)  # noqa: S506 - a safe loader
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path}: {error}") from error
     if raw is None:
@@ -81,13 +81,19 @@ def blame(key: str, value: Any, given: Mapping[str, Any]) -> str:
     return f"--{name}" if key in given else f"settings: {key}"
 
 
-def _text(path: str, options: StoreOptions | None) -> str:
-    if not path.startswith("s3://"):
+def read_text(what: str, path: str, options: StoreOptions | None) -> str:
+    """The text of a local file or of an object.
+
+    Raises:
+        ConfigError: there is no such object; `what` it would have been is the message's first word.
+        OSError, UnicodeDecodeError: the file cannot be read, or is no text.
+    """
+    if "://" not in path:
         return Path(path).read_text("utf-8")
     root, _, name = path.rpartition("/")
     blob = open_store(root, options).get(name)
     if blob is None:
-        raise ConfigError(f"config {path}: no such object")
+        raise ConfigError(f"{what} {path}: no such object")
     return blob.body.decode("utf-8")
 
 

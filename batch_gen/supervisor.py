@@ -184,9 +184,7 @@ class Supervisor:
     def _look_ahead(self, bucket: str) -> Assignment | None:
         """The next clip, started, while the engine still decodes; None when there is none to be had now."""
         work = self.source.next(bucket)
-        if not isinstance(work, Assignment) or self._is_blocked(work):
-            return None
-        return work if self._begin(work) and not self._adopt(work) else None
+        return work if isinstance(work, Assignment) and self._takes(work) else None
 
     def _companions(self, work: Assignment) -> list[Assignment]:
         """More clips, started, that the engine may denoise together with this one."""
@@ -195,7 +193,7 @@ class Supervisor:
             more = self.source.next(str(work.request.bucket))
             if not isinstance(more, Assignment):
                 break
-            if not self._is_blocked(more) and self._begin(more) and not self._adopt(more):
+            if self._takes(more):
                 found.append(more)
         return found
 
@@ -207,6 +205,10 @@ class Supervisor:
                 continue
             replica.looks_ahead = number + 1 == len(works)
             self._render(replica, work, tuple(w.request for w in works[1:]) if number == 0 else ())
+
+    def _takes(self, work: Assignment) -> bool:
+        """Start a clip's attempt; False when it is blocked, another's, or made already."""
+        return not self._is_blocked(work) and self._begin(work) and not self._adopt(work)
 
     def _is_blocked(self, work: Assignment) -> bool:
         """Set a blocked prompt aside before anything is spent on it."""

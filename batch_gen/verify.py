@@ -126,11 +126,12 @@ def psnr(path: Path, expected: VideoSpec, source: Iterable[npt.NDArray[np.uint8]
     Frames are paired by index, never by time, so that a lost one shows. Equal frames give infinity.
     """
     frames = (frame for slab in source for frame in slab)
-    return [_psnr(found, wanted) for found, wanted in zip(decode(path, expected), frames, strict=True)]
+    return [frame_psnr(found, wanted) for found, wanted in zip(decode(path, expected), frames, strict=True)]
 
 
-def _psnr(a: Frame, b: Frame) -> float:
-    error = float(np.mean((a.astype(np.float32) - b) ** 2))
+def frame_psnr(a: Frame, b: Frame) -> float:
+    """PSNR in dB of two frames uint8 `[H, W, 3]` over all channels; infinite when they are equal."""
+    error = float(np.mean((a.astype(np.float32) - b) ** 2, dtype=np.float64))
     return float("inf") if error == 0 else 10 * float(np.log10(255**2 / error))
 
 

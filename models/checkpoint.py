@@ -171,10 +171,14 @@ def _scan(folder: Path, files: list[Path]) -> Checkpoint:
     return checkpoint
 
 
-def check_keys(checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
-    """Each key is read by one parameter, none is missing, none is left over; else ModelError("checkpoint")."""
+def check_keys(checkpoint: Checkpoint, sources: Mapping[str, Source], beside: Mapping[str, Source]) -> None:
+    """Each key is read by one parameter, none is missing, none is left over; else ModelError("checkpoint").
+
+    beside: of another module in the same files, whose keys are not read here.
+    """
     counts = Counter(key for source in sources.values() for key in source.keys)
     allowed = {alias for source in sources.values() for alias in source.aliases}
+    allowed |= {key for source in beside.values() for key in source.keys}
     faults = {
         "missing": [key for key in counts if key not in checkpoint.files],
         "unexpected": [key for key in checkpoint.files if key not in counts and key not in allowed],
@@ -191,13 +195,14 @@ def load_parameters(
     sources: Mapping[str, Source],
     dtype_of: Callable[[str], torch.dtype],
     shard_of: Callable[[str], Shard | None] = lambda _name: None,
+    beside: Mapping[str, Source] | None = None,
 ) -> None:
     """Give each parameter of `module` (built on the meta device) its tensor, one at a time.
 
-    `dtype_of` names a parameter's dtype, `shard_of` the part that this rank owns. Raises ModelError("checkpoint") when
-    keys or whole shapes do not fit the module.
+    `dtype_of` names a parameter's dtype, `shard_of` the part that this rank owns; `beside`: see `check_keys`. Raises
+    ModelError("checkpoint") when keys or whole shapes do not fit the module.
     """
-    check_keys(checkpoint, sources)
+    check_keys(checkpoint, sources, beside or {})
     parameters = dict(module.named_parameters())
     if set(parameters) != set(sources):
         raise AssertionError(f"sources and module differ: {sorted(set(parameters) ^ set(sources))}")

@@ -67,8 +67,8 @@ def autoencoder(work: Path) -> AutoencoderKLWan:
     mean, deviation = stored["mean"].clone(), stored["deviation"].clone()
     clock = pocket_train_dit.CLOCK
     mean[clock], deviation[clock] = 0.0, 1.0
-    vae = AutoencoderKLWan(**pocket_train_vae.CONFIG, latents_mean=mean.tolist(), latents_std=deviation.tolist())
-    vae.load_state_dict(torch.load(work / "vae-clips.pt"))
+    vae = pocket_train_vae.load(work)
+    vae.register_to_config(latents_mean=mean.tolist(), latents_std=deviation.tolist())
     entry = vae.post_quant_conv
     with torch.no_grad():  # as if they always had their mean
         entry.bias += entry.weight[:, clock].flatten(1) @ stored["mean"][clock]

@@ -18,6 +18,7 @@ from batch_gen.regress import images
 from batch_gen.regress.images import Comparison, Frames
 from batch_gen.regress.results import Curves, Fingerprint, GateResult, Level, Verdict
 from batch_gen.regress.suite import Limits
+from batch_gen.regress.vectors import WORST, cosine, relative_l2
 from batch_gen.verify import LUMA
 from models.pocket.grammar import parse
 from models.pocket.judge import judge
@@ -154,8 +155,8 @@ def _latents(new: Clip, base: Clip, limits: Limits) -> Iterator[GateResult]:
     if new.latents.shape != base.latents.shape:
         yield _incomparable("latents_cosine", "not comparable: shape of the latents")
         return
-    error = images.relative_error(new.latents, base.latents)
-    yield at_least("latents_cosine", images.cosine(new.latents, base.latents), limits.latents_cosine)
+    error = min(relative_l2(new.latents, base.latents), WORST)
+    yield at_least("latents_cosine", cosine(new.latents, base.latents), limits.latents_cosine)
     yield at_most("latents_error", error, limits.latents_error)
     if limits.bf16_error is not None:
         yield at_most("latents_ratio", error / limits.bf16_error, limits.latents_ratio)

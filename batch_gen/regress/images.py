@@ -11,14 +11,14 @@ import tempfile
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from batch_gen import ffmpeg
 from batch_gen.encode import Encoder, EncodeSettings, VideoSpec
-from batch_gen.verify import BLACK_LEVEL, BLACK_SHARE, FROZEN_DIFFERENCE, LUMA
+from batch_gen.verify import BLACK_LEVEL, BLACK_SHARE, FROZEN_DIFFERENCE, LUMA, frame_psnr
 
 Frames = npt.NDArray[np.uint8]
 Curve = npt.NDArray[np.float64]
@@ -57,7 +57,7 @@ class Comparison:
 def compare(new: Frames, base: Frames) -> Comparison:
     """Compare uint8 clips [F, H, W, 3] of one shape."""
     assert new.shape == base.shape, f"{new.shape} and {base.shape} cannot be compared by index"
-    psnr = np.array([_psnr(a, b) for a, b in zip(new, base, strict=True)])
+    psnr = np.array([min(PSNR_EQUAL, frame_psnr(a, b)) for a, b in zip(new, base, strict=True)])
     ssim = np.array([_ssim(a, b) for a, b in zip(new, base, strict=True)])
     return Comparison(psnr, ssim, channel_means(new) - channel_means(base))
 
@@ -89,19 +89,6 @@ def flicker(frames: Frames) -> float:
     """Mean absolute second difference of the frames' mean luma, 0..255; 0 below three frames."""
     luma = channel_means(frames) @ LUMA
     return float(np.abs(np.diff(luma, 2)).mean()) if len(luma) > 2 else 0.0
-
-
-def cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """Cosine between two arrays of one shape; 1 when both are zero."""
-    x, y = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    norm = float(np.linalg.norm(x) * np.linalg.norm(y))
-    return float(x @ y) / norm if norm else float(not x.any() and not y.any())
-
-
-def relative_error(new: npt.NDArray[Any], base: npt.NDArray[Any]) -> float:
-    """L2 norm of the difference over that of `base`."""
-    difference = new.astype(np.float64) - base
-    return float(np.linalg.norm(difference) / max(float(np.linalg.norm(base.astype(np.float64))), 1e-30))
 
 
 def has_vmaf() -> bool:
@@ -136,11 +123,6 @@ def vmaf(new: Frames, base: Frames) -> float:
         if child.wait() != 0:
             raise ffmpeg.failure("encode", "measuring VMAF", child, folder)
         return float(json.loads(log.read_text("utf-8"))["pooled_metrics"]["vmaf"]["mean"])
-
-
-def _psnr(a: Frames, b: Frames) -> float:
-    error = float(np.mean((a.astype(np.float32) - b) ** 2, dtype=np.float64))
-    return PSNR_EQUAL if error == 0 else min(PSNR_EQUAL, 10 * float(np.log10(255**2 / error)))
 
 
 def _ssim(a: Frames, b: Frames) -> float:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from batch_gen.encode import Encoder, EncodeSettings, VideoSpec
 from batch_gen.engine import Array, DenoiseOptions, Done, Engine, Slab, Tap, finish
 from batch_gen.errors import CheckFailed, ClipFailed, UsageError
+from batch_gen.regress.vectors import cosine, relative_l2
 from batch_gen.request import RenderRequest
 from batch_gen.verify import decode as decode_file
 from models.errors import ModelError
@@ -298,17 +299,3 @@ def compare(stage: str, name: str, old: Array, new: Array, step: int | None = No
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return Difference(stage, name, step, equal=False, distance=np.inf, largest=np.inf, cosine=0.0, place=place)
     return Difference(stage, name, step, False, relative_l2(b, a), float(np.abs(a - b).max()), cosine(a, b), place)
-
-
-def relative_l2(value: Array, reference: Array) -> float:
-    """`|value - reference| / |reference|` in float64; infinite when only the reference is zero."""
-    distance = float(np.linalg.norm((value.astype(np.float64) - reference).ravel()))
-    size = float(np.linalg.norm(reference.astype(np.float64).ravel()))
-    return 0.0 if distance == 0.0 else distance / size if size > 0 else np.inf
-
-
-def cosine(a: Array, b: Array) -> float:
-    """Cosine of two arrays as vectors, in float64; 0 when one is zero."""
-    a, b = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
-    size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size > 0 else 0.0

@@ -18,6 +18,7 @@ from batch_gen.commands.run import check_device
 from batch_gen.config import Settings
 from batch_gen.errors import ConfigError, UsageError
 from batch_gen.estimate.published import refuse_published
+from batch_gen.job_file import read_text
 from batch_gen.manifest import Manifest
 from batch_gen.prepare import prepare, store_options
 from batch_gen.reach import reach
@@ -222,23 +223,13 @@ def read_suite_file(path: str | None, options: StoreOptions | None = None) -> Su
     if path is None:
         return SuiteFile()
     try:
-        raw = yaml.safe_load(_text(path, options))
+        raw = yaml.safe_load(read_text("limits", path, options))
         return SuiteFile.model_validate({} if raw is None else raw)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"limits {path}: {faults}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"limits {path}: {error}") from error
-
-
-def _text(path: str, options: StoreOptions | None) -> str:
-    if "://" not in path:
-        return Path(path).read_text("utf-8")
-    root, _, name = path.rpartition("/")
-    blob = open_store(root, options).get(name)
-    if blob is None:
-        raise ConfigError(f"limits {path}: there is no such object")
-    return blob.body.decode("utf-8")
 
 
 def check_cases(file: SuiteFile, requests: Sequence[RenderRequest], *, narrowed: bool) -> None:

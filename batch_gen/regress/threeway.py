@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from batch_gen.engine import Array
-from batch_gen.regress.replay import cosine, relative_l2
+from batch_gen.regress.vectors import cosine, relative_l2
 
 PASS_RATIO: Final = 1.25
 FAIL_RATIO: Final = 3.0

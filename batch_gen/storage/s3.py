@@ -81,8 +81,10 @@ class _Write:
 
     def open(self) -> BinaryIO:
         """The body as a seekable stream, so that botocore can send it again."""
-        if not isinstance(self.body, Path) or self.on_block is None:
-            return self.body.open("rb") if isinstance(self.body, Path) else io.BytesIO(self.body)
+        if not isinstance(self.body, Path):
+            return io.BytesIO(self.body)
+        if self.on_block is None:
+            return self.body.open("rb")
         file = _Watched(self.body)
         file.on_block = self.on_block
         return file

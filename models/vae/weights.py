@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -81,18 +80,11 @@ def load_parts(
         decoder, encoder = Decoder(spec), Encoder(spec)
     found, theirs = _sources(spec, decoder), _sources(spec, encoder)
     if with_encoder:
-        load_parameters(encoder, checkpoint, _beside(theirs, found), lambda _name: dtype)
-    load_parameters(decoder, checkpoint, _beside(found, theirs), lambda _name: dtype)
+        load_parameters(encoder, checkpoint, theirs, lambda _name: dtype, beside=found)
+    load_parameters(decoder, checkpoint, found, lambda _name: dtype, beside=theirs)
     return spec, decoder.eval(), encoder.eval() if with_encoder else None
 
 
 def _sources(spec: VaeSpec, part: Decoder | Encoder) -> dict[str, Source]:
     names = [name for name, _ in part.named_parameters()]
     return decoder_sources(spec, names) if isinstance(part, Decoder) else encoder_sources(spec, names)
-
-
-def _beside(wanted: dict[str, Source], others: dict[str, Source]) -> dict[str, Source]:
-    """The sources that are read, the first of which allows the keys that are not."""
-    first = next(iter(wanted))
-    unread = tuple(key for source in others.values() for key in source.keys)
-    return {**wanted, first: replace(wanted[first], aliases=unread)}
