@@ -42,6 +42,13 @@ SEMANTIC: tuple[Flag, ...] = (
     Flag("model", "str", None, "semantic", "Checkpoint: a folder, pocket, tiny, s3://..., or owner/name."),
     Flag("preset", "str", None, "semantic", "Sampling preset; default: the checkpoint's."),
     Flag("dtype", ("float32", "bfloat16"), None, "semantic", "Arithmetic of the transformer; default: the preset's."),
+    Flag(
+        "vae-dtype",
+        ("float32", "bfloat16"),
+        None,
+        "semantic",
+        "Arithmetic of the autoencoder; default: bfloat16 on Neuron, float32 elsewhere.",
+    ),
     Flag("solver", ("unipc", "euler"), None, "semantic", "Solver of the flow ODE; default: the preset's."),
     Flag(
         "quantization",

@@ -17,7 +17,7 @@ from batch_gen.prepare import store_options
 from models.parallel.layout import Degrees, plan_replicas
 
 _RANK_SETTINGS: Final = (
-    *("device", "dtype", "solver", "decode", "attention", "kernels", "compile", "compile_backend"),
+    *("device", "dtype", "vae_dtype", "solver", "decode", "attention", "kernels", "compile", "compile_backend"),
     *("long_prompt", "layout"),
     *("quantization", "modules_to_not_convert", "experts", "tp_sequence_parallel"),
 )

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # Fields that PipelineSpec and PipelineOptions share.
 _OPTIONS = (
     "dtype",
+    "vae_dtype",
     "solver",
     "decode",
     "attention",
@@ -67,7 +68,7 @@ class PipelineSpec:
     Args:
         model: checkpoint folder in diffusers layout.
         device: cpu, cuda or neuron.
-        dtype, solver, decode, attention, kernels, compile, compile_backend, long_prompt, quantization,
+        dtype, vae_dtype, solver, decode, attention, kernels, compile, compile_backend, long_prompt, quantization,
             modules_to_not_convert: see `flags.py`.
         mesh: degrees `{"tp", "cp", "cfg"}` of this replica.
         layout: name of the rank layout.
@@ -78,6 +79,7 @@ class PipelineSpec:
     model: str
     device: str = "cpu"
     dtype: str = "float32"
+    vae_dtype: str = "float32"
     solver: str = "unipc"
     decode: str = "exact"
     attention: str = "auto"

@@ -80,7 +80,7 @@ def _arithmetic() -> str:
 | line | arithmetic |
 |---|---|
 | tokens | latent 21 x 90 x 160, patches of 1 x 2 x 2: 21 * 45 * 80 = {tokens:,}; each of 4 context ranks holds {tokens // 4:,} |
-| weights: DiT | 2 experts * {wan.transformer.num_parameters:,} parameters * 2 bytes / tp 8 = {parts["weights: DiT"]:,.0f} |
+| weights: DiT | 2 experts * {wan.transformer.num_parameters:,} parameters, 2 bytes each ({wan.transformer.num_split_float32_parameters + wan.transformer.num_whole_float32_parameters:,} of them 4), / tp 8 but for {wan.transformer.num_whole_parameters:,} that every rank holds (norms, tables, biases of sums, both ends) = {parts["weights: DiT"]:,.0f} |
 | weights: text | {wan.text_encoder.num_parameters:,} * 2 / 64 ranks (the largest sub-mesh that divides 64 heads) = {parts["weights: text"]:,.0f} |
 | K/V of the text | 2 * 512 tokens * 5120 / 8 channels * 40 layers * 2 experts * 1 prompt * 2 bytes = {parts["K/V of the text"]:,.0f} |
 | activations | {tokens // 4:,} tokens * 2 bytes * (2 * 5120 whole + max(4 * 5120, 2 * 13824) / 8) = {parts["activations"]:,.0f} |
@@ -91,11 +91,6 @@ def _arithmetic() -> str:
 | denoising | {ideal:.1f} / {share:.3f} = {seconds.denoise:.1f} s |
 | exposed communication | 3 sums a layer over tp: {moved.sums_bytes / 1e9:.1f} GB a rank and evaluation at 256 GB/s, 2 us a hop, 40 steps: {sums_s:.2f} s; the ring hides behind attention; the rest is guidance and the velocity: {seconds.exposed:.2f} s in all |
 | decoding | {decode_work(subject.vae, T2V_720P.bucket) / 1e12:.1f} TFLOP in bfloat16; 16 strips on 64 ranks, halos and the part that every rank repeats make it {speed_up(subject.vae, T2V_720P.bucket, 64):.2f} times faster than one: {seconds.decode:.2f} s |
-
-**Open fault:** the line of the DiT's weights divides all of them by tp, but the embedders of time and text and `time_proj`
-are whole on every rank. `scripts/prove_full_size.py` finds it: the first graph of one expert is given 7.58 GB where the line
-says 7.14 (tp=4, 480p), and 4.10 where it says 3.57 (tp=8, 720p). A rank needs up to 1.1 GB more than `plan` says, so
-verdicts within that of the limit cannot be trusted until `time_proj` is sharded or the line counts it.
 
 The same share of the peak is used for every other mesh, shape and model, and on trn3. `how sure` repeats the ranking with
 the share and the link speed 30 % lower and higher and says whether another mesh comes first. Differences between meshes of
@@ -112,9 +107,8 @@ def _adders() -> str:
         kind: footprint(subject, T2V_720P, Placement(Degrees(4, 8, 2), kind), TRN2).peak_bytes / 1e9
         for kind in ("gather", "ring")
     }
-    ring = footprint(subject, T2V_720P, Placement(Degrees(4, 8, 2), "ring"), TRN2)
-    autoencoder = sum(part.num_bytes for part in ring.parts if "VAE" in part.name)  # in bfloat16; float32 adds as much
-    wide = (ring.stage_bytes("always") + ring.stage_bytes("decode") + autoencoder) / 1e9
+    in_float32 = Placement(Degrees(4, 8, 2), "ring", vae_dtype="float32")
+    wide = footprint(subject, T2V_720P, in_float32, TRN2).peak_bytes / 1e9
     return f"""
 ## What no size tells
 
@@ -122,9 +116,9 @@ def _adders() -> str:
 With gathered keys and values, tp=4,cp=8,cfg=2 at 720p comes to {peaks["gather"]:.2f}e9 (it failed on a device, reported
 as 24.4e9); the ring needs {peaks["ring"]:.2f}e9.
 
-The verdict for the ring is close, and rests on two assumptions: the autoencoder is counted in bfloat16 on Neuron, as in the
-programs that were measured (our pipeline loads it in float32 today; the ring case would then need {wide:.1f}e9 and not fit),
-and decoding has no compiler scratch of its own. Elsewhere than on Neuron the autoencoder is counted in float32.
+The verdict for the ring is close, and rests on two things: the autoencoder computes in bfloat16 on Neuron, as in the programs
+that were measured (`--vae-dtype float32` is counted as such: the ring then needs {wide:.1f}e9 and does not fit), and decoding
+has no compiler scratch of its own. Elsewhere than on Neuron the autoencoder's default is float32.
 
 | adder | bytes | device | held | source |
 |---|---|---|---|---|

@@ -22,7 +22,17 @@ from batch_gen.storage.base import AlreadyExists, Store, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
 RENDER: Final = (
-    *("model", "preset", "dtype", "solver", "quantization", "modules-to-not-convert", "lora", "step-cache"),
+    *(
+        "model",
+        "preset",
+        "dtype",
+        "vae-dtype",
+        "solver",
+        "quantization",
+        "modules-to-not-convert",
+        "lora",
+        "step-cache",
+    ),
     *("step-cache-warm-up", "step-cache-max-run", "decode", "long-prompt", "resize", "run-seed", "out", "profile"),
     *("config", "device", "mesh", "attention", "kernels", "experts", "tp-sequence-parallel", "compile", "threads"),
     *("scratch", "limit", "ids", "where", "override", "stall-timeout", "no-token-check", "ignore-memory", "quiet"),

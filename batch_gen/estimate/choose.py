@@ -37,7 +37,8 @@ def question_of(settings: Settings, checkpoint: Checkpoint, work: Work) -> Quest
         return None
     # layers that are kept make the rest a guess: then count as if none were converted
     fp8 = settings.quantization != "none" and not settings.modules_to_not_convert
-    return Question(subject, mix_of(work), machine_of(settings), settings.attention, settings.dtype, fp8)
+    dtypes = settings.dtype, settings.vae_dtype
+    return Question(subject, mix_of(work), machine_of(settings), settings.attention, *dtypes, fp8)
 
 
 def with_mesh(settings: Settings, question: Question, replicas: int | None) -> Settings:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from batch_gen.estimate.machines import Kind
 from batch_gen.request import Bucket
 from models.vae.spec import VaeSpec
 from models.vae.strips import FRONT_SCALE, Plan, make_plan
 
-# The programs measured on Neuron decode in bfloat16, and so it is counted there; float32 elsewhere.
-VAE_DTYPES: Final[dict[Kind, str]] = {"neuron": "bfloat16", "cuda": "float32", "cpu": "float32"}
 COPIES: Final = 3  # input, padded input, output of the widest convolution
 REMEMBERED: Final = 2  # frames of its input that each convolution keeps
 SPOILT: Final = (7, 10)  # lines beside a strip's own that are still needed at full and at half size

@@ -77,17 +77,22 @@ def flows(
 
 
 def first_step_flows(subject: Subject, placement: Placement) -> tuple[Flow, ...]:
-    """What the first step of a text has beside those: the norms of its keys."""
-    tp, layers = placement.degrees.tp, subject.wan.transformer.num_layers
-    flow = Flow("all_reduce", "tp", tp, (1, subject.wan.max_tokens), "float32", layers)
-    return (flow,) if tp > 1 else ()
+    """What the first step of a text has beside those: its embedding, and the norms of its keys."""
+    spec, tp, rows = subject.wan.transformer, placement.degrees.tp, subject.wan.max_tokens
+    found = (
+        Flow("all_gather", "tp", tp, (1, 1, rows, spec.width // tp), placement.dtype, 2),
+        Flow("all_reduce", "tp", tp, (1, rows), "float32", spec.num_layers),
+    )
+    return found if tp > 1 else ()
 
 
 def _tensor(subject: Subject, clips: Clips, placement: Placement, *, sequence_parallel: bool) -> Iterator[Flow]:
-    """Norms of queries and keys over all heads, and the three sums of a block (or their two halves)."""
+    """One embedded time; norms of queries and keys over all heads; the three sums of a block (or their two halves)."""
     spec, tp = subject.wan.transformer, placement.degrees.tp
     rows = local_tokens(num_tokens(subject, clips.bucket), placement, sequence_parallel=sequence_parallel)
     layers, width, dtype = spec.num_layers, spec.width, placement.dtype
+    yield Flow("all_gather", "tp", tp, (1, 1, width // tp), "float32", 1)
+    yield Flow("all_gather", "tp", tp, (1, 1, 6 * width // tp), dtype, 1)
     yield Flow("all_reduce", "tp", tp, (2, 1, rows), "float32", layers)
     yield Flow("all_reduce", "tp", tp, (1, rows), "float32", layers)
     if not sequence_parallel:

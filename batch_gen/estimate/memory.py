@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Final, Literal
 
 from batch_gen.errors import MemoryTooSmall
-from batch_gen.estimate.decoding import COPIES, REMEMBERED, VAE_DTYPES, strip_bytes, strip_plan
+from batch_gen.estimate.decoding import COPIES, REMEMBERED, strip_bytes, strip_plan
 from batch_gen.estimate.machines import Kind, Machine
 from batch_gen.estimate.subject import Clips, Subject
 from batch_gen.estimate.work import decoder_parameters, encoder_parameters, num_tokens
@@ -69,12 +69,14 @@ class Placement:
         degrees: its mesh.
         attention: as in the setting: `ring`, `gather` or `auto`.
         dtype: of the transformer and the text encoder.
+        vae_dtype: of the autoencoder.
         fp8: whether the linear layers of the blocks hold one byte a weight.
     """
 
     degrees: Degrees
     attention: str = "auto"
     dtype: str = "bfloat16"
+    vae_dtype: str = "bfloat16"
     fp8: bool = False
 
     @property
@@ -125,8 +127,8 @@ def footprint(
     subject: Subject, clips: Clips, placement: Placement, machine: Machine, adders: Sequence[Adder] = ADDERS
 ) -> Footprint:
     """Memory of the fullest rank (rank 0, which also decodes) for clips of one shape."""
-    parts = [*weights(subject, clips, placement, machine.kind), *_denoise(subject, clips, placement)]
-    parts += _decode(subject.vae, clips, placement, machine.kind)
+    parts = [*weights(subject, clips, placement), *_denoise(subject, clips, placement)]
+    parts += _decode(subject.vae, clips, placement)
     for adder in adders:
         if adder.kind == machine.kind:
             times = subject.wan.num_experts if adder.per == "graph" else 1
@@ -148,19 +150,20 @@ def check_fits(name: str, found: Footprint, placement: Placement, *, ignore: boo
     )
 
 
-def weights(subject: Subject, clips: Clips, placement: Placement, kind: Kind) -> list[Part]:
+def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:
     """Weights of one rank: experts over tp, the text encoder over what divides it, the autoencoder whole."""
     wan, size = subject.wan, placement.dtype_bytes
-    vae_size = DTYPE_BYTES[VAE_DTYPES[kind]]
-    dit, how = _transformer_bytes(subject, placement)
+    vae_size = DTYPE_BYTES[placement.vae_dtype]
+    split, whole, how = _transformer_bytes(subject, placement)
     text_ranks = text_degree(subject, placement.degrees)
     vae = vae_parameters(subject.vae, encoder=clips.bucket.conditioning != "text")
     return [
         Part(
             "weights: DiT",
-            wan.num_experts * dit / placement.degrees.tp,
+            wan.num_experts * (split / placement.degrees.tp + whole),
             "always",
-            f"{wan.num_experts} x {wan.transformer.num_parameters:,} parameters x {how} / tp",
+            f"{wan.num_experts} x {wan.transformer.num_parameters:,} parameters x {how} / tp; of each expert "
+            f"{whole / 1e6:.1f} MB on every rank",
         ),
         Part(
             "weights: text",
@@ -172,14 +175,18 @@ def weights(subject: Subject, clips: Clips, placement: Placement, kind: Kind) ->
     ]
 
 
-def _transformer_bytes(subject: Subject, placement: Placement) -> tuple[float, str]:
-    """Bytes of one expert before it is split, and how they are counted."""
+def _transformer_bytes(subject: Subject, placement: Placement) -> tuple[float, float, str]:
+    """Bytes of one expert that tensor parallelism splits, bytes that it does not, and how they are counted."""
     spec, size = subject.wan.transformer, placement.dtype_bytes
+    whole32, split32 = spec.num_whole_float32_parameters, spec.num_split_float32_parameters
+    whole = (spec.num_whole_parameters - whole32) * size + whole32 * 4
+    num_split = spec.num_parameters - spec.num_whole_parameters - split32
     if not placement.fp8:
-        return spec.num_parameters * size, f"{size} B"
+        return num_split * size + split32 * 4, whole, f"{size} B"
     converted = spec.num_layers * (8 * spec.width * spec.width + 2 * spec.width * spec.ffn_dim)
     scales = spec.num_layers * (9 * spec.width + spec.ffn_dim) * 4
-    return converted + scales + (spec.num_parameters - converted) * size, f"1 B in blocks, {size} B elsewhere"
+    split = converted + scales + (num_split - converted) * size + split32 * 4
+    return split, whole, f"1 B in blocks, {size} B elsewhere"
 
 
 def text_degree(subject: Subject, degrees: Degrees) -> int:
@@ -242,8 +249,8 @@ def vae_parameters(spec: VaeSpec, *, encoder: bool) -> float:
     return decoder_parameters(spec) + (encoder_parameters(spec) if encoder else 0)
 
 
-def _decode(spec: VaeSpec, clips: Clips, placement: Placement, kind: Kind) -> list[Part]:
-    dtype = VAE_DTYPES[kind]
+def _decode(spec: VaeSpec, clips: Clips, placement: Placement) -> list[Part]:
+    dtype = placement.vae_dtype
     found = strip_bytes(spec, clips.bucket, placement.degrees.size, DTYPE_BYTES[dtype])
     strips = len(strip_plan(spec, clips.bucket).strips)
     return [

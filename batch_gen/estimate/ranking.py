@@ -28,6 +28,7 @@ class Question:
         machine: one machine.
         attention: the setting.
         dtype: of the transformer.
+        vae_dtype: of the autoencoder.
         fp8: whether all its blocks' linear layers are FP8; speed is taken as that of `dtype`.
     """
 
@@ -36,11 +37,12 @@ class Question:
     machine: Machine
     attention: str
     dtype: str
+    vae_dtype: str = "bfloat16"
     fp8: bool = False
 
     def placed(self, degrees: Degrees) -> Placement:
         """These degrees with the question's settings."""
-        return Placement(degrees, self.attention, self.dtype, self.fp8)
+        return Placement(degrees, self.attention, self.dtype, self.vae_dtype, self.fp8)
 
     @property
     def num_clips(self) -> int:

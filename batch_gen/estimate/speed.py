@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
-from batch_gen.estimate.decoding import VAE_DTYPES, speed_up
+from batch_gen.estimate.decoding import speed_up
 from batch_gen.estimate.machines import CUDA, TRN2, Machine
 from batch_gen.estimate.memory import Placement, gathered_bytes, text_degree
 from batch_gen.estimate.subject import Clips, Subject, published
@@ -40,6 +40,7 @@ class Measurement:
     degrees: Degrees
     attention: str
     machine: Machine
+    vae_dtype: str
     source: str
 
 
@@ -47,11 +48,13 @@ T2V_720P: Final = Clips(Bucket(1280, 720, 81, "text"), 40)
 MEASURED: Final = {
     "neuron": Measurement(
         "T2V-A14B 1280x720x81, 40 steps, tp=8,cp=4,cfg=2, gathered keys and values", 157.8, "wan2.2-t2v-a14b",
-        T2V_720P, Degrees(8, 4, 2), "gather", TRN2, "model card of a public fork of vllm-omni-neuron, warm, bfloat16",
+        T2V_720P, Degrees(8, 4, 2), "gather", TRN2, "bfloat16",
+        "model card of a public fork of vllm-omni-neuron, warm, bfloat16",
     ),
     "cuda": Measurement(
         "T2V-A14B 832x480x81, 50 steps, one H200", 264.13, "wan2.2-t2v-a14b",
-        Clips(Bucket(832, 480, 81, "text"), 50), Degrees(), "auto", CUDA, "sglang pull request 25483, bfloat16",
+        Clips(Bucket(832, 480, 81, "text"), 50), Degrees(), "auto", CUDA, "float32",
+        "sglang pull request 25483, bfloat16",
     ),
 }  # fmt: skip
 
@@ -124,7 +127,7 @@ def ideal_denoise_s(subject: Subject, clips: Clips, placement: Placement, machin
 def clip_seconds(subject: Subject, clips: Clips, placement: Placement, machine: Machine, rates: Rates) -> Seconds:
     """Seconds of one clip on one replica."""
     peak = machine.flops(placement.dtype) * rates.efficiency
-    vae_peak = machine.flops(VAE_DTYPES[machine.kind]) * rates.efficiency
+    vae_peak = machine.flops(placement.vae_dtype) * rates.efficiency
     faster = speed_up(subject.vae, clips.bucket, placement.degrees.size)
     image = clips.bucket.conditioning != "text"
     return Seconds(
@@ -160,7 +163,8 @@ def efficiency(kind: str) -> float:
     found = MEASURED.get(kind)
     if found is None:
         return 1.0
-    subject, placement = published(found.model), Placement(found.degrees, found.attention)
+    subject = published(found.model)
+    placement = Placement(found.degrees, found.attention, vae_dtype=found.vae_dtype)
     ideal = clip_seconds(subject, found.clips, placement, found.machine, Rates(1.0))
     # a gather is exposed whatever the efficiency, so the equation is linear in 1 / efficiency
     return (ideal.total - ideal.exposed) / (found.seconds - ideal.exposed)

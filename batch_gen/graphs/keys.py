@@ -14,8 +14,8 @@ from batch_gen.versions import cpu_class, versions
 
 _COMPILERS: Final = ("batch-gen", "torch", "torch-neuronx", "neuronx-cc", "nki")
 _SETTINGS: Final = (
-    "device", "layout", "attention", "kernels", "compile", "compile_backend", "dtype", "decode", "quantization",
-    "tp_sequence_parallel",
+    "device", "layout", "attention", "kernels", "compile", "compile_backend", "dtype", "vae_dtype", "decode",
+    "quantization", "tp_sequence_parallel",
 )  # fmt: skip
 
 

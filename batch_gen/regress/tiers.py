@@ -132,12 +132,12 @@ def measure(name: str, subject: Subject, *, keep: str | None = None, opener: Ope
     """As `tier`, of settings, checkpoint and clip that are known."""
     check(name, subject)
     start = opener or (lambda _, spec: RemoteEngine(spec))
-    working = subject.settings.dtype
+    working = subject.settings.dtype, subject.settings.vae_dtype
     with tempfile.TemporaryDirectory(prefix="batch-gen-tiers-", dir=subject.settings.scratch) as scratch:
         folder = Path(scratch)
-        legs = {"float32": _reference(name, subject, "float32", None, _Workshop(folder, keep, start))}
+        legs = {"float32": _reference(name, subject, ("float32", "float32"), None, _Workshop(folder, keep, start))}
         exact = legs["float32"]
-        if working != "float32":
+        if working != ("float32", "float32"):
             legs["working"] = _reference(name, subject, working, exact, _Workshop(folder, keep, start))
         error = None
         try:
@@ -205,12 +205,13 @@ class _Workshop:
     start: Opener
 
 
-def _reference(name: str, subject: Subject, dtype: str, exact: Capture | None, shop: _Workshop) -> Capture:
+def _reference(name: str, subject: Subject, dtypes: tuple[str, str], exact: Capture | None, shop: _Workshop) -> Capture:
     """A reference leg, from the folder where it is kept or computed."""
     leg = "float32" if exact is None else "working"
     options: dict[str, Any] = {
         "model": str(subject.checkpoint.folder),
-        "dtype": dtype,
+        "dtype": dtypes[0],
+        "vae_dtype": dtypes[1],
         "solver": subject.settings.solver,
     }
     options["long_prompt"] = subject.settings.long_prompt

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from kernels.qk_norm_rope import sum_square, sum_squares
 from models.checkpoint import Shard
-from models.parallel.collectives import all_reduce
+from models.parallel.collectives import all_gather, all_reduce, order_of
 from models.parallel.mesh import Axis
 
 Finish = Callable[[Tensor], Tensor]
@@ -22,12 +22,14 @@ class Style(StrEnum):
     """What a rank of the tensor axis holds of a module's parameters.
 
     COLWISE: its share of the output channels (dim 0 of weights, biases and norm gains); fused parts are each split.
+    GATHERED: the same share, and all ranks' outputs are joined: for layers whose result every rank needs whole.
     ROWWISE: its share of the input channels (dim 1 of the weight) and the whole bias; results are summed over ranks.
     LOOKUP: its share of an embedding's columns (dim 1).
     REPLICATE: everything.
     """
 
     COLWISE = "colwise"
+    GATHERED = "gathered"
     ROWWISE = "rowwise"
     LOOKUP = "lookup"
     REPLICATE = "replicate"
@@ -63,7 +65,7 @@ def sharding(plan: Plan, axis: Axis) -> Callable[[str], Shard | None]:
         style = style_of(plan, parameter)
         if axis.is_trivial or style is Style.REPLICATE:
             return None
-        if style is Style.COLWISE:
+        if style in (Style.COLWISE, Style.GATHERED):
             return Shard(0, axis.index, axis.size)
         is_bias = parameter.endswith(".bias")
         return None if style is Style.ROWWISE and is_bias else Shard(1, axis.index, axis.size)
@@ -86,13 +88,34 @@ class RowwiseLinear(nn.Linear):
         return total if self.bias is None else total + self.bias
 
 
-def apply_plan(module: nn.Module, plan: Plan, finish: Finish) -> None:
-    """Replace each linear layer that the plan calls rowwise; its parameters are this rank's slices already."""
+class GatheredLinear(nn.Linear):
+    """A linear layer whose output channels are spread over ranks, and joined: the same sums as on one rank."""
+
+    order: Tensor | None
+
+    def __init__(self, layer: nn.Linear, axis: Axis) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = layer.weight.shape
+        self.weight, self.bias = layer.weight, layer.bias
+        self.axis = axis
+        self.register_buffer("order", order_of(axis, layer.weight.device), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] -> [..., outputs of all ranks]."""
+        return all_gather(linear(x, self.weight, self.bias), self.axis, dim=-1, order=self.order)
+
+
+def apply_plan(module: nn.Module, plan: Plan, axis: Axis, finish: Finish) -> None:
+    """Replace each linear layer that the plan calls rowwise or gathered; it holds this rank's slices already."""
     check_plan(plan, (name for name, _ in module.named_parameters()))
     for name, layer in list(module.named_modules()):
-        if isinstance(layer, nn.Linear) and style_of(plan, f"{name}.weight") is Style.ROWWISE:
-            owner, _, attribute = name.rpartition(".")
+        if not isinstance(layer, nn.Linear):
+            continue
+        style, (owner, _, attribute) = style_of(plan, f"{name}.weight"), name.rpartition(".")
+        if style is Style.ROWWISE:
             setattr(module.get_submodule(owner), attribute, RowwiseLinear(layer, finish))
+        elif style is Style.GATHERED:
+            setattr(module.get_submodule(owner), attribute, GatheredLinear(layer, axis))
 
 
 def shared_mean_squares(axis: Axis) -> Callable[[Tensor, Tensor], Tensor]:

@@ -42,7 +42,7 @@ def parallelize(model: Umt5Encoder, axis: Axis) -> Umt5Encoder:
     """Make an encoder that holds this rank's slices (see `PLAN`) compute with the rest of the axis; the same module."""
     if axis.is_trivial:
         return model
-    apply_plan(model, PLAN, lambda x_BLW: all_reduce(x_BLW, axis))
+    apply_plan(model, PLAN, axis, lambda x_BLW: all_reduce(x_BLW, axis))
 
     def gather(_module: nn.Module, _inputs: tuple[Tensor, ...], columns_BLW: Tensor) -> Tensor:
         return all_gather(columns_BLW, axis, dim=-1)

@@ -22,12 +22,14 @@ from models.wan.model import Block, WanTransformer
 from models.wan.spec import TransformerSpec, transformer_spec
 from models.wan.weights import load_transformer
 
-# Heads and hidden channels are split, everything of model width is whole. Each parameter is named exactly once.
+# Heads and hidden channels are split. Of what has model width the large embedders are split and joined (157 M parameters
+# in `time_proj` alone), the rest is whole. Each parameter is named exactly once.
 PLAN: Plan = {
     "patch_embedding": Style.REPLICATE,
-    "time_embedder.*": Style.REPLICATE,
-    "time_proj": Style.REPLICATE,
-    "text_embedder.*": Style.REPLICATE,
+    "time_embedder.linear_1": Style.REPLICATE,
+    "time_embedder.linear_2": Style.GATHERED,
+    "time_proj": Style.GATHERED,
+    "text_embedder.*": Style.GATHERED,
     "blocks.*.attn1.to_qkv": Style.COLWISE,
     "blocks.*.attn1.norm_[qk]": Style.COLWISE,
     "blocks.*.attn1.to_out": Style.ROWWISE,
@@ -104,7 +106,7 @@ def parallelize(
         if kind == "ring" and backend.current() == "nki" and not mesh.cp.is_trivial:
             bound_attention(model, tokens, mesh)
     if not mesh.tp.is_trivial:
-        apply_plan(model, PLAN, _finish(mesh.tp, sequence))
+        apply_plan(model, PLAN, mesh.tp, _finish(mesh.tp, sequence))
         for block in _blocks(model):
             _join_heads(block, mesh.tp)
             _gather_inputs(block, sequence)

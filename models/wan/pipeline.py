@@ -68,6 +68,7 @@ class PipelineOptions:
     """How a pipeline computes; the same for all clips of a run."""
 
     dtype: str = "float32"
+    vae_dtype: str = "float32"
     device: str = "cpu"
     decode: Literal["exact", "tiled", "reference"] = "exact"
     solver: str = "unipc"
@@ -118,7 +119,7 @@ class WanPipeline:
         self.experts = load_experts(folder, index, train, read, device, swap=swap, as_graphs=as_graphs)
         self.text_encoder = TextEncoder.load(folder, dtype, device, options.text_cache_bytes, mesh)
         self.guidance = Guidance(mesh.cfg, device.torch_device, partial(_compiled, device, "combine"))
-        self.vae = load_vae(folder / "vae", torch.float32, device.torch_device)
+        self.vae = load_vae(folder / "vae", dtype_named(options.vae_dtype), device.torch_device)
         compile_parts(self.vae, partial(_compiled, device, "vae"))
         self.spec = self._spec(index)
         self._rope: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
@@ -248,6 +249,7 @@ class WanPipeline:
                 "text_encoder": spec.text_encoder.num_parameters,
             },
             "dtype": self.options.dtype,
+            "vae_dtype": self.options.vae_dtype,
             "device": self.device.name,
             "quantization": self.options.quantization,
             "step_cache": None if self.options.step_cache is None else asdict(self.options.step_cache),

@@ -53,7 +53,7 @@ class ReferencePipeline:
         self.folder, self.options = folder, options
         self.scheduler_config = read_json(folder / "scheduler" / "scheduler_config.json")
         logging.disable_progress_bar()
-        vae = AutoencoderKLWan.from_pretrained(folder, subfolder="vae", dtype=torch.float32)
+        vae = AutoencoderKLWan.from_pretrained(folder, subfolder="vae", dtype=dtype_named(options.vae_dtype))
         self.pipe = WanPipeline.from_pretrained(folder, vae=vae, dtype=dtype_named(options.dtype))
         ratio = self.pipe.config.boundary_ratio
         self.boundary = None if ratio is None else ratio * num_train_timesteps(self.scheduler_config)

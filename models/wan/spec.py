@@ -59,6 +59,24 @@ class TransformerSpec:
         ends = self.in_channels * patch * width + width + (width + 1) * self.out_channels * patch + 2 * width
         return self.num_layers * block + time + text + ends
 
+    @property
+    def num_whole_parameters(self) -> int:
+        """Those of them that tensor parallelism does not split (`parallelize.PLAN`)."""
+        width, patch = self.width, math.prod(self.patch_size)
+        biases = 3 * width  # of what is summed over ranks
+        ends = self.in_channels * patch * width + width + (width + 1) * self.out_channels * patch
+        return self.num_layers * biases + ends + self.num_whole_float32_parameters
+
+    @property
+    def num_whole_float32_parameters(self) -> int:
+        """Those of the whole ones that stay in float32 (`weights.FLOAT32_PARTS`): tables, norms, the time's first layer."""
+        return self.num_layers * 8 * self.width + 2 * self.width + (self.freq_dim + 1) * self.width
+
+    @property
+    def num_split_float32_parameters(self) -> int:
+        """Those that stay in float32 and are split: the time's second layer."""
+        return (self.width + 1) * self.width
+
 
 @dataclass(frozen=True, slots=True)
 class OfficialSampling:

@@ -18,6 +18,7 @@ SEMANTIC_FLAGS = {
     "model",
     "preset",
     "dtype",
+    "vae-dtype",
     "solver",
     "quantization",
     "modules-to-not-convert",

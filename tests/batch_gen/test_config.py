@@ -42,6 +42,17 @@ def test_order_of_layers():
     assert settings().dtype == "float32"
 
 
+@pytest.mark.parametrize(("profile", "dtype"), [("cpu", "float32"), ("cuda", "float32"), ("trn2-720p", "bfloat16")])
+def test_the_autoencoders_dtype_follows_the_device(profile, dtype):
+    """Unless it is given, the autoencoder computes in float32, and in bfloat16 on Neuron; the fingerprint holds which."""
+    preset = load_preset("t2v-a14b-720p", "t2v-a14b-720p")
+    given = {"model": "m", "out": "o"}
+    assert resolve(given, preset, profile).semantic()["vae_dtype"] == dtype
+    other = "bfloat16" if dtype == "float32" else "float32"
+    assert resolve({**given, "vae_dtype": other}, preset, profile).vae_dtype == other
+    assert resolve({**given, "device": "neuron"}, preset, "cpu").vae_dtype == "bfloat16"
+
+
 def test_official_values():
     """The presets hold the values that the model's authors publish."""
     t2v = load_preset("t2v-a14b-480p", "pocket")

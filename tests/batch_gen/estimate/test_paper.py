@@ -71,7 +71,8 @@ def test_a_step_by_hand():
     assert mesh.compute_s == pytest.approx(ideal_s / efficiency("neuron"), rel=1e-4)
     sums_s = 120 * (18900 * 5120 * 2 * 1.75 / 256e9 + 14 * 2e-6)
     norms_s = 40 * (3 * 18900 * 4 * 1.75 / 256e9 + 2 * 14 * 2e-6)
-    assert mesh.links["tp"].exposed_s == pytest.approx(sums_s + norms_s, rel=1e-6)
+    time_s = (640 * 4 + 6 * 640 * 2) * 7 / 256e9 + 2 * 7 * 2e-6
+    assert mesh.links["tp"].exposed_s == pytest.approx(sums_s + norms_s + time_s, rel=1e-6)
     ring = 40 * (3 * 2 * 18900 * 5 * 128 * 2 / 256e9 + 3 * 2e-6)
     assert mesh.links["cp"].seconds > ring > mesh.links["cp"].exposed_s
     assert mesh.links["cfg"].sent_bytes == 16 * 21 * 90 * 160 * 4

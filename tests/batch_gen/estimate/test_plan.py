@@ -59,7 +59,8 @@ def test_run_refuses_what_does_not_fit_and_names_without_weights(tmp_path, capsy
 def test_efficiency_meets_the_measurement():
     """With the solved efficiency the measured mesh takes the measured seconds."""
     for kind, known in MEASURED.items():
-        question = Question(published(known.model), (known.clips,), known.machine, known.attention, "bfloat16")
+        dtypes = "bfloat16", known.vae_dtype
+        question = Question(published(known.model), (known.clips,), known.machine, known.attention, *dtypes)
         seconds = clip_seconds(
             question.subject, known.clips, question.placed(known.degrees), known.machine, Rates(efficiency(kind))
         )
@@ -209,5 +210,5 @@ def test_run_checks_memory_on_a_neuron_profile(tmp_path, capsys):
     model = a14b_folder(tmp_path / "a14b")
     mesh = ["--mesh", "tp=4,cp=8,cfg=2", "--attention", "gather", "--out", str(tmp_path / "out")]
     assert invoke(["run", str(manifest), "--model", model, *A14B[2:], *mesh]) == 2
-    assert "a rank needs 24.34e9 bytes and has 24.00e9" in capsys.readouterr().err
+    assert "a rank needs 24.39e9 bytes and has 24.00e9" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -90,7 +90,7 @@ def test_the_known_case_follows_from_the_table():
 def test_measured_parts_are_met():
     """Weights of a rank are 14.7e9 bytes at tp=4 and 7.3e9 at tp=8 within 5 %, scratch 1.5e9, as measured by others."""
     for tp, cp, total in ((4, 8, 14.7e9), (8, 4, 7.3e9)):
-        found = weights(T2V, T2V_720P, Placement(Degrees(tp, cp, 2)), "neuron")
+        found = weights(T2V, T2V_720P, Placement(Degrees(tp, cp, 2)))
         assert sum(part.num_bytes for part in found) == pytest.approx(total, rel=0.05)
     gathered = footprint(T2V, T2V_720P, Placement(Degrees(4, 8, 2), "gather"), TRN2)
     assert gathered.stage_bytes("denoise") == pytest.approx(1.5e9, rel=0.06)
@@ -99,8 +99,7 @@ def test_measured_parts_are_met():
 def test_fp8_blocks_hold_half(capsys):
     """With FP8 linear layers the experts hold a little more than half of their bfloat16 bytes."""
     plain, fp8 = (
-        weights(T2V, T2V_720P, Placement(Degrees(4, 8, 2), "ring", "bfloat16", fp8), "neuron")[0].num_bytes
-        for fp8 in (False, True)
+        weights(T2V, T2V_720P, Placement(Degrees(4, 8, 2), "ring", fp8=fp8))[0].num_bytes for fp8 in (False, True)
     )
     assert 0.5 < fp8 / plain < 0.53
     arguments = ["plan", "--model", "wan2.2-t2v-a14b", "--preset", "t2v-a14b-720p", "--profile", "trn2-720p"]

@@ -4,16 +4,20 @@ import pytest
 import torch
 from torch import nn
 
+from batch_gen.estimate.memory import Placement, weights
+from batch_gen.estimate.subject import Clips, published
+from batch_gen.request import Bucket
 from models.checkpoint import Shard
 from models.parallel.layout import AXES, Degrees, make_layout
 from models.parallel.mesh import Axis, Mesh, single
-from models.parallel.tensor import RowwiseLinear, Style, apply_plan, check_plan, sharding, style_of
+from models.parallel.tensor import GatheredLinear, RowwiseLinear, Style, apply_plan, check_plan, sharding, style_of
 from models.umt5 import parallelize as umt5
 from models.umt5.model import Umt5Encoder
 from models.umt5.spec import UMT5_XXL, Umt5Spec
 from models.wan import parallelize as wan
 from models.wan.model import WanTransformer
 from models.wan.spec import TransformerSpec
+from models.wan.weights import FLOAT32_PARTS
 
 SMALL_WAN = TransformerSpec(num_attention_heads=4, attention_head_dim=12, text_dim=32, ffn_dim=64, num_layers=2)
 SMALL_UMT5 = Umt5Spec(vocab_size=32, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4)
@@ -56,8 +60,9 @@ def test_plans_with_gaps_or_doubles_are_refused():
 def test_slices_follow_the_styles():
     """Output channels are dim 0 with their bias, input channels dim 1 without it, lookups dim 1; nothing on one rank."""
     plan = {"up": Style.COLWISE, "down": Style.ROWWISE, "table": Style.LOOKUP, "norm": Style.REPLICATE}
-    shard_of = sharding(plan, HALF)
+    shard_of = sharding(plan | {"embed": Style.GATHERED}, HALF)
     assert shard_of("up.weight") == shard_of("up.bias") == Shard(0, 1, 2)
+    assert shard_of("embed.weight") == shard_of("embed.bias") == Shard(0, 1, 2)
     assert shard_of("down.weight") == shard_of("table.weight") == Shard(1, 1, 2)
     assert shard_of("down.bias") is None
     assert shard_of("norm.weight") is None
@@ -84,14 +89,34 @@ def test_bias_is_added_once():
     assert torch.equal(bare(x), x @ bare.weight.T)
 
 
-def test_only_rowwise_layers_are_replaced():
-    """Applying a plan changes the rowwise layers and keeps every parameter's name and storage."""
+def test_only_rowwise_and_gathered_layers_are_replaced():
+    """Applying a plan changes the rowwise and the gathered layers and keeps every parameter's name and storage."""
     model = WanTransformer(SMALL_WAN)
     before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
-    apply_plan(model, wan.PLAN, lambda x: x)
+    apply_plan(model, wan.PLAN, HALF, lambda x: x)
     assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
-    replaced = {name for name, module in model.named_modules() if isinstance(module, RowwiseLinear)}
-    assert replaced == {f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn1.to_out", "attn2.to_out", "ffn.down")}
+    summed = {name for name, module in model.named_modules() if isinstance(module, RowwiseLinear)}
+    assert summed == {f"blocks.{i}.{part}" for i in (0, 1) for part in ("attn1.to_out", "attn2.to_out", "ffn.down")}
+    joined = {name for name, module in model.named_modules() if isinstance(module, GatheredLinear)}
+    assert joined == {"time_proj", "time_embedder.linear_2", "text_embedder.linear_1", "text_embedder.linear_2"}
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_estimate_counts_the_bytes_that_a_rank_holds(ranks, dtype):
+    """The estimate's line of the DiT's weights is, to the byte, what the table leaves to one rank of the published model."""
+    subject, sizes = published("wan2.2-t2v-a14b"), {"float32": 4, "bfloat16": 2}
+    shard_of = sharding(wan.PLAN, Axis("tp", index=0, ranks=tuple(range(ranks)), group_name="t"))
+    with torch.device("meta"):
+        parameters = dict(WanTransformer(subject.wan.transformer).named_parameters())
+    held = 0
+    for name, parameter in parameters.items():
+        size = 4 if any(part in name for part in FLOAT32_PARTS) else sizes[dtype]
+        held += parameter.numel() * size // (1 if shard_of(name) is None else ranks)
+    bucket = Bucket(832, 480, 81, "text")
+    placement = Placement(Degrees(tp=ranks, cp=1, cfg=1), dtype=dtype)
+    [counted] = [part for part in weights(subject, Clips(bucket, 40), placement) if part.name == "weights: DiT"]
+    assert counted.num_bytes == subject.wan.num_experts * held
 
 
 @pytest.mark.parametrize(

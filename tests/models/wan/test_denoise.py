@@ -174,6 +174,17 @@ def test_decode_wants_the_clips_length(pipeline):
         list(pipeline.decode(torch.zeros(16, 2, 4, 6), 9))
 
 
+def test_the_autoencoder_has_its_own_dtype(pipeline, tiny_checkpoint):
+    """In bfloat16 frames are close to those of float32 and not the same; the transformer's dtype does not matter to it."""
+    half = WanPipeline.load(tiny_checkpoint, PipelineOptions(vae_dtype="bfloat16"))
+    assert (half.describe()["vae_dtype"], pipeline.describe()["vae_dtype"]) == ("bfloat16", "float32")
+    latents = torch.randn(16, 2, 4, 6, generator=torch.Generator().manual_seed(3)).numpy()
+    rough, exact = (np.concatenate(list(p.decode(latents, 5))).astype(float) for p in (half, pipeline))
+    assert 0 < np.abs(rough - exact).mean() < 1.5
+    assert half.vae.dtype is torch.bfloat16
+    assert WanPipeline.load(tiny_checkpoint, PipelineOptions(dtype="bfloat16")).vae.dtype is torch.float32
+
+
 def test_description_is_json(pipeline):
     """describe() is plain JSON and names what decides the numbers."""
     described = json.loads(json.dumps(pipeline.describe()))
