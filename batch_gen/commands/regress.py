@@ -22,21 +22,11 @@ from batch_gen.storage.base import AlreadyExists, Store, open_store
 
 F = TypeVar("F", bound=Callable[..., Any])
 RENDER: Final = (
-    *(
-        "model",
-        "preset",
-        "dtype",
-        "vae-dtype",
-        "solver",
-        "quantization",
-        "modules-to-not-convert",
-        "lora",
-        "step-cache",
-    ),
-    *("step-cache-warm-up", "step-cache-max-run", "decode", "long-prompt", "resize", "run-seed", "out", "profile"),
-    *("config", "device", "mesh", "attention", "kernels", "experts", "tp-sequence-parallel", "compile", "threads"),
-    *("scratch", "limit", "ids", "where", "override", "stall-timeout", "no-token-check", "ignore-memory", "quiet"),
-    *S3,
+    *("model", "preset", "dtype", "vae-dtype", "solver", "quantization", "modules-to-not-convert", "lora"),
+    *("step-cache", "step-cache-warm-up", "step-cache-max-run", "decode", "long-prompt", "resize", "run-seed"),
+    *("out", "profile", "config", "device", "mesh", "attention", "kernels", "experts", "tp-sequence-parallel"),
+    *("compile", "threads", "scratch", "limit", "ids", "where", "override", "stall-timeout", "no-token-check"),
+    *("ignore-memory", "quiet"),
 )
 """Flags of `run` that say how a clip is rendered and which rows are meant."""
 _AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")

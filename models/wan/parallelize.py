@@ -22,8 +22,8 @@ from models.wan.model import Block, WanTransformer
 from models.wan.spec import TransformerSpec, transformer_spec
 from models.wan.weights import load_transformer
 
-# Heads and hidden channels are split. Of what has model width the large embedders are split and joined (157 M parameters
-# in `time_proj` alone), the rest is whole. Each parameter is named exactly once.
+# Heads and hidden channels are split. Of what has model width the large embedders are split and joined (`time_proj`
+# alone has 157 M parameters), the rest is whole. Each parameter is named exactly once.
 PLAN: Plan = {
     "patch_embedding": Style.REPLICATE,
     "time_embedder.linear_1": Style.REPLICATE,

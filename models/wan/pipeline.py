@@ -95,9 +95,7 @@ class WanPipeline:
         self.folder, self.options, self.device, self.mesh = folder, options, device, mesh
         self.scheduler_config = read_json(folder / "scheduler" / "scheduler_config.json")
         train = num_train_timesteps(self.scheduler_config)
-        make_solver(
-            self.scheduler_config, options.solver, 1.0, 2
-        )  # an unusable config fails here, not at the first clip
+        make_solver(self.scheduler_config, options.solver, 1.0, 2)  # what is unusable fails here, not at a clip
         read = partial(
             load_expert,
             dtype=dtype,

@@ -69,7 +69,7 @@ class TransformerSpec:
 
     @property
     def num_whole_float32_parameters(self) -> int:
-        """Those of the whole ones that stay in float32 (`weights.FLOAT32_PARTS`): tables, norms, the time's first layer."""
+        """Whole ones that stay in float32 (`weights.FLOAT32_PARTS`): tables, norms, the time's first layer."""
         return self.num_layers * 8 * self.width + 2 * self.width + (self.freq_dim + 1) * self.width
 
     @property
