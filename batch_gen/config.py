@@ -14,9 +14,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from batch_gen import strict_yaml
 from batch_gen.errors import ConfigError
 from batch_gen.flags import FLAGS, SEMANTIC
 from batch_gen.job_file import blame
@@ -255,7 +255,7 @@ def _load_named(folder: str, name: str) -> dict[str, Any]:
     if name not in _names(folder):
         raise ConfigError(f"{folder[:-1]} {name!r} does not exist{_suggest(name, _names(folder))}")
     text = resources.files("batch_gen").joinpath(folder, f"{name}.yaml").read_text("utf-8")
-    raw = yaml.safe_load(text)
+    raw = strict_yaml.load(text)
     assert isinstance(raw, dict)
     return raw
 

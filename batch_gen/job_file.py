@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import yaml
 
+from batch_gen import strict_yaml
 from batch_gen.errors import ConfigError
 from batch_gen.flags import BY_KEY, FLAGS, Flag
 from batch_gen.reach import reach
@@ -20,19 +21,6 @@ from batch_gen.storage.base import StoreOptions, open_store
 
 _MAPPINGS: Final = ("mesh",)
 _WORDS: Final = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that refuses the same key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As the safe loader, with a look at the keys first."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep=deep)
 
 
 def read_job_file(path: str | None, options: StoreOptions | None = None) -> dict[str, Any]:
@@ -48,7 +36,7 @@ def read_job_file(path: str | None, options: StoreOptions | None = None) -> dict
     if path is None:
         return {}
     try:
-        raw = yaml.load(read_text("config", path, options), _Loader)  # noqa: S506 - a safe loader
+        raw = strict_yaml.load(read_text("config", path, options))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"config {path}: {error}") from error
     if raw is None:

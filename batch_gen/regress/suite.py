@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
+from batch_gen import strict_yaml
 from batch_gen.adapters import find_adapters
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.commands.run import check_device
@@ -223,7 +224,7 @@ def read_suite_file(path: str | None, options: StoreOptions | None = None) -> Su
     if path is None:
         return SuiteFile()
     try:
-        raw = yaml.safe_load(read_text("limits", path, options))
+        raw = strict_yaml.load(read_text("limits", path, options))
         return SuiteFile.model_validate({} if raw is None else raw)
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())

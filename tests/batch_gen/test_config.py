@@ -99,6 +99,7 @@ def test_job_file(tmp_path):
         ("- a", "expected a mapping"),
         ("config: x.yaml", "is no setting"),
         ("a: [", "while parsing"),
+        ("? [a]\n: 1", "unhashable key"),
         ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from batch_gen.errors import ConfigError, UsageError
-from batch_gen.regress.suite import SuiteFile, platform_of, prepare_suite, slug
+from batch_gen.regress.suite import SuiteFile, platform_of, prepare_suite, read_suite_file, slug
 from tests.regression import make_setup, write_suite
 
 
@@ -51,6 +51,24 @@ def test_a_suite_needs_a_name_that_is_a_key(tmp_path):
     """Names become folders of a store."""
     with pytest.raises(UsageError, match="suite 'a/b'"):
         make_setup(tmp_path, {"suite": "a/b"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("limits: {psnr_min: 40, psnr_min: 10}", "'psnr_min' stands there twice"),
+        ("cases: {}\ncases: {}", "'cases' stands there twice"),
+        ("? [a]\n: 1", "unhashable key"),
+        ("- a", "valid dictionary"),
+    ],
+)
+def test_limits_that_are_no_strict_yaml_are_refused(tmp_path, text, words):
+    """A later key never wins in silence; what is no mapping is refused with the file's name."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as error:
+        read_suite_file(str(path))
+    assert str(path) in error.value.message
 
 
 def test_a_missing_limits_file_is_refused(tmp_path):
