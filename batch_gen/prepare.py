@@ -131,7 +131,8 @@ def resolve_run(layers: Mapping[str, Any], *, weights: bool = True) -> tuple[Set
     preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
     values = {**layers, "model": model}
     if is_auto(layers):
-        values |= {"mesh": "tp=1", "replicas": 1}
+        replicas = layers.get("replicas")  # kept, so that its bounds are checked; the profile's belong to its mesh
+        values |= {"mesh": "tp=1", "replicas": 1 if replicas is None else replicas}
     settings = resolve(values, preset, str(layers.get("profile") or default_profile()))
     check_combinations(settings)
     return settings, preset, checkpoint

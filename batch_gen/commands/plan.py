@@ -41,7 +41,7 @@ def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int
         click.echo(json.dumps(body | {"estimate": None if found is None else found.to_json()}, indent=1))
     else:
         click.echo("\n".join([*_head(body), *([] if found is None else as_lines(found))]))
-    if question is not None and settings.device == "neuron":
+    if question is not None:
         check_memory(settings, question)
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Mesh, Preset, Settings
@@ -10,6 +11,7 @@ from batch_gen.estimate.machines import machine_of
 from batch_gen.estimate.memory import check_fits, footprint
 from batch_gen.estimate.ranking import Question, best, thinned
 from batch_gen.estimate.subject import Clips, subject_of
+from batch_gen.estimate.work import denoise_work
 from batch_gen.request import Bucket
 from models.parallel.layout import Degrees
 
@@ -17,9 +19,9 @@ MAX_SHAPES = 8
 Work = Mapping[tuple[Bucket, int, bool], int]
 
 
-def mix_of(work: Work) -> tuple[Clips, ...]:
-    """The manifest's shapes and steps, at most a few; see `thinned`."""
-    return thinned([Clips(bucket, steps, guided, count) for (bucket, steps, guided), count in work.items()], MAX_SHAPES)
+def clips_of(work: Work) -> tuple[Clips, ...]:
+    """All of the manifest's shapes and steps."""
+    return tuple(Clips(bucket, steps, guided, count) for (bucket, steps, guided), count in work.items())
 
 
 def preset_work(preset: Preset, checkpoint: Checkpoint) -> Work:
@@ -38,16 +40,18 @@ def question_of(settings: Settings, checkpoint: Checkpoint, work: Work) -> Quest
     # layers that are kept make the rest a guess: then count as if none were converted
     fp8 = settings.quantization != "none" and not settings.modules_to_not_convert
     dtypes = settings.dtype, settings.vae_dtype
-    return Question(subject, mix_of(work), machine_of(settings), settings.attention, *dtypes, fp8)
+    whole = clips_of(work)
+    mix = thinned(whole, MAX_SHAPES, partial(denoise_work, subject))
+    return Question(subject, mix, machine_of(settings), settings.attention, *dtypes, fp8, whole)
 
 
 def with_mesh(settings: Settings, question: Question, replicas: int | None) -> Settings:
     """The settings with the best mesh that fits, for `--mesh auto`.
 
     Raises:
-        MemoryTooSmall: none fits.
+        ConfigError: more replicas than cores. MemoryTooSmall: none fits, unless `--ignore-memory`.
     """
-    choice = best(question, settings.for_, replicas)
+    choice = best(question, settings.for_, replicas, ignore_memory=settings.ignore_memory)
     degrees = choice.degrees
     changes = {"mesh": Mesh(tp=degrees.tp, cp=degrees.cp, cfg=degrees.cfg), "replicas": choice.replicas}
     return settings.model_copy(update=changes)
@@ -64,7 +68,7 @@ def check_memory(settings: Settings, question: Question) -> None:
     Raises:
         MemoryTooSmall: exit code 2, unless `--ignore-memory`.
     """
-    placement = question.placed(degrees_of(settings))
+    placement = question.placed(degrees_of(settings), settings.replicas)
     for clips in question.mix:
         found = footprint(question.subject, clips, placement, question.machine)
-        check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory)
+        check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory, machine=question.machine)

@@ -71,6 +71,7 @@ class Placement:
         dtype: of the transformer and the text encoder.
         vae_dtype: of the autoencoder.
         fp8: whether the linear layers of the blocks hold one byte a weight.
+        replicas: on the machine; they share a CPU's or a CUDA device's cores and memory.
     """
 
     degrees: Degrees
@@ -78,6 +79,12 @@ class Placement:
     dtype: str = "bfloat16"
     vae_dtype: str = "bfloat16"
     fp8: bool = False
+    replicas: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all replicas."""
+        return self.degrees.size * self.replicas
 
     @property
     def dtype_bytes(self) -> int:
@@ -133,21 +140,31 @@ def footprint(
         if adder.kind == machine.kind:
             times = subject.wan.num_experts if adder.per == "graph" else 1
             parts.append(Part(adder.name, adder.num_bytes * times, adder.stage, adder.source))
-    share = placement.degrees.size if machine.kind == "cpu" else 1  # ranks of a CPU machine share one memory
-    return Footprint(tuple(parts), machine.memory_bytes / share)
+    return Footprint(tuple(parts), machine.rank_bytes(placement.num_ranks))
 
 
-def check_fits(name: str, found: Footprint, placement: Placement, *, ignore: bool) -> None:
+def check_fits(
+    name: str, found: Footprint, placement: Placement, *, ignore: bool, machine: Machine | None = None
+) -> None:
     """Raise MemoryTooSmall, with the largest parts and what to try, unless it fits or nobody wants to know."""
     if found.fits or ignore:
         return
     largest = sorted(found.parts, key=lambda part: -part.num_bytes)[:3]
     shown = ", ".join(f"{part.name} {part.num_bytes / 1e9:.2f}" for part in largest)
-    other = "--attention ring, " if placement.attention == "gather" and placement.degrees.cp > 1 else ""
     raise MemoryTooSmall(
         f"{name} on mesh {placement.degrees}: a rank needs {found.peak_bytes / 1e9:.2f}e9 bytes and has "
-        f"{found.limit_bytes / 1e9:.2f}e9 (largest: {shown}); try {other}--mesh auto, or a larger tp"
+        f"{found.limit_bytes / 1e9:.2f}e9 (largest: {shown}); {_way_out(placement, machine)}"
     )
+
+
+def _way_out(placement: Placement, machine: Machine | None) -> str:
+    """More ranks help only where each brings memory of its own."""
+    if machine is not None and machine.is_shared:
+        if placement.num_ranks > 1:
+            return f"{placement.num_ranks} ranks share the memory of {machine.name}: try one replica on --mesh tp=1"
+        return f"that is all of {machine.name}: try a machine with more memory"
+    other = "--attention ring, " if placement.attention == "gather" and placement.degrees.cp > 1 else ""
+    return f"try {other}--mesh auto, or a larger tp"
 
 
 def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:

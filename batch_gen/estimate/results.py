@@ -76,7 +76,7 @@ def estimate(
 ) -> Estimate:
     """Put the parts together."""
     share = efficiency(question.machine.kind)
-    placement = question.placed(chosen.degrees)
+    placement = question.placed(chosen.degrees, chosen.replicas)
     subject, machine = question.subject, question.machine
     shapes = tuple(
         Shape(
