@@ -9,7 +9,7 @@ from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Mesh, Preset, Settings
 from batch_gen.estimate.machines import machine_of
 from batch_gen.estimate.memory import check_fits, footprint
-from batch_gen.estimate.ranking import Question, best, thinned
+from batch_gen.estimate.ranking import Question, best, rank, thinned
 from batch_gen.estimate.subject import Clips, subject_of
 from batch_gen.estimate.work import denoise_work
 from batch_gen.request import Bucket
@@ -40,9 +40,9 @@ def question_of(settings: Settings, checkpoint: Checkpoint, work: Work) -> Quest
     # layers that are kept make the rest a guess: then count as if none were converted
     fp8 = settings.quantization != "none" and not settings.modules_to_not_convert
     dtypes = settings.dtype, settings.vae_dtype
-    whole = clips_of(work)
+    whole, swap = clips_of(work), settings.experts == "swap"
     mix = thinned(whole, MAX_SHAPES, partial(denoise_work, subject))
-    return Question(subject, mix, machine_of(settings), settings.attention, *dtypes, fp8, whole)
+    return Question(subject, mix, machine_of(settings), settings.attention, *dtypes, fp8, whole, swap)
 
 
 def with_mesh(settings: Settings, question: Question, replicas: int | None) -> Settings:
@@ -71,4 +71,15 @@ def check_memory(settings: Settings, question: Question) -> None:
     placement = question.placed(degrees_of(settings), settings.replicas)
     for clips in question.mix:
         found = footprint(question.subject, clips, placement, question.machine)
-        check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory, machine=question.machine)
+        way_out = None if found.fits else _way_out(settings, question)
+        check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory, way_out=way_out)
+
+
+def _way_out(settings: Settings, question: Question) -> str | None:
+    """What to try where another mesh is no help; None where it is."""
+    machine, num_ranks = question.machine, degrees_of(settings).size * settings.replicas
+    if any(choice.fits for choice in rank(question, settings.for_)):
+        share = f"{num_ranks} ranks share the memory of {machine.name}: try one replica on --mesh tp=1"
+        return share if machine.is_shared else None
+    smaller = "smaller clips, --experts swap" if question.subject.wan.num_experts > 1 and not question.swap else ""
+    return f"no mesh of {machine.name} holds them: try {smaller or 'smaller clips'} or a machine with more memory"

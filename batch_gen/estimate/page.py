@@ -19,7 +19,7 @@ def as_lines(found: Estimate) -> list[str]:
         "",
         f"machine   {found.question.machine.name}, {_setting(found)}",
         *(f"          {note}" for note in found.question.machine.notes),
-        *(f"          {note}" for note in _shares(found)),
+        *(f"          {note}" for note in (*_shares(found), *found.notes)),
     ]
     # steps do not change the memory
     by_memory = {(shape.clips.bucket, shape.clips.guided): shape for shape in found.shapes}
@@ -78,7 +78,7 @@ def _seconds(found: Estimate, shape: Shape) -> Iterator[str]:
     )
     yield f"    {'exposed communication':<28}{seconds.exposed:>12,.2f}  sums over tp, keys and values over cp, guidance"
     yield f"    {'decoding':<28}{seconds.decode:>12,.2f}"
-    yield f"    {'total':<28}{seconds.total:>12,.2f}"
+    yield f"    {'total':<28}{_small(seconds.total, 2):>12}"
     known = MEASURED.get(found.question.machine.kind)
     if known is None:
         yield "    nothing is measured for this kind of machine: read it as an order of magnitude"
@@ -90,21 +90,22 @@ def _ranking(found: Estimate) -> Iterator[str]:
     fitting = [choice for choice in found.ranked if choice.fits]
     yield ""
     yield f"ranking   for {found.aim}: {len(fitting)} of {len(found.ranked)} combinations fit"
+    if not fitting:
+        yield "    none: smaller clips, or a machine with more memory"
+        return
     yield "    mesh                  replicas   clips/machine-hour   seconds/clip   bytes of a rank"
     yield from (_row(choice) for choice in fitting[:MAX_RANKED])
-    if not fitting:
-        return
     yield f"  how sure: the best of {_named(fitting[0])} under other assumptions"
     for swing in found.swings:
         word = f"flips to {_named(swing.best)}" if swing.flips else "stays"
-        rate = f"{swing.best.clips_per_hour:,.2f} clips/machine-hour, {swing.best.seconds_per_clip:,.1f} s a clip"
+        rate = f"{swing.best.clips_per_hour:,.2f} clips/machine-hour, {_small(swing.best.seconds_per_clip, 1)} s a clip"
         yield f"    {swing.what:<28}{word}: {rate}"
 
 
 def _row(choice: Choice) -> str:
     return (
         f"    {choice.degrees!s:<22}{choice.replicas:>8}{choice.clips_per_hour:>21,.2f}"
-        f"{choice.seconds_per_clip:>15,.1f}{choice.fullest.peak_bytes:>18,.0f}"
+        f"{_small(choice.seconds_per_clip, 1):>15}{choice.fullest.peak_bytes:>18,.0f}"
     )
 
 

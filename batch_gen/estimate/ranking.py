@@ -30,7 +30,8 @@ class Question:
         dtype: of the transformer.
         vae_dtype: of the autoencoder.
         fp8: whether all its blocks' linear layers are FP8; speed is taken as that of `dtype`.
-        whole: all of them, where `mix` is thinned.
+        whole: all shapes and steps, where `mix` is thinned.
+        swap: whether only the expert in use is in memory.
     """
 
     subject: Subject
@@ -41,10 +42,11 @@ class Question:
     vae_dtype: str = "bfloat16"
     fp8: bool = False
     whole: tuple[Clips, ...] = ()
+    swap: bool = False
 
     def placed(self, degrees: Degrees, replicas: int = 1) -> Placement:
         """These degrees with the question's settings."""
-        return Placement(degrees, self.attention, self.dtype, self.vae_dtype, self.fp8, replicas)
+        return Placement(degrees, self.attention, self.dtype, self.vae_dtype, self.fp8, replicas, self.swap)
 
     @property
     def all_clips(self) -> tuple[Clips, ...]:

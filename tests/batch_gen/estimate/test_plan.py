@@ -1,5 +1,6 @@
 """`plan` and what follows from it: verdicts, ranking, `--mesh auto`, the page, a million rows."""
 
+import io
 import json
 import re
 import subprocess
@@ -8,8 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from batch_gen.cli import invoke
+from batch_gen.commands.plan import describe
 from batch_gen.config import load_preset, resolve
 from batch_gen.estimate import holdouts
 from batch_gen.estimate.machines import TRN2, machine_of
@@ -206,6 +209,53 @@ def test_a_shape_with_several_numbers_of_steps_shows_its_memory_once(tmp_path, c
     assert shown.count("memory    1280x720x81-text without guidance, bytes") == 1
     assert "1 step, 1 evaluation each" in shown
     assert "20 steps, 1 evaluation each" in shown
+
+
+def test_one_expert_at_a_time_holds_half(capsys):
+    """--experts swap holds one of two experts and one text's keys, and the page says what it leaves out."""
+    both, one = (planned(capsys, *A14B, *more)["estimate"] for more in ([], ["--experts", "swap"]))
+    held = [{part["name"]: part["bytes"] for part in found["shapes"][0]["memory"]} for found in (both, one)]
+    for name in ("weights: DiT", "K/V of the text"):
+        assert held[1][name] == pytest.approx(held[0][name] / 2, abs=1)
+    assert held[1]["weights: text"] == held[0]["weights: text"]
+    assert [note.partition(":")[0] for note in one["notes"]] == ["--experts swap"]
+    assert both["notes"] == []
+    assert invoke(["plan", *A14B, "--decode", "tiled", "--step-cache", "0.1", "--compile", "block"]) == 0
+    shown = capsys.readouterr().out
+    assert "--decode tiled is not counted" in shown
+    assert "--step-cache: seconds are those of all steps" in shown
+
+
+def test_where_nothing_fits_no_other_mesh_is_offered(tmp_path, capsys):
+    """Clips that no mesh holds: the page says that none fits, the error offers smaller clips instead of a mesh."""
+    columns = {"prompt": ["a fox"], "width": [4096], "height": [4096], "num_frames": [161]}
+    assert invoke(["plan", str(save(tmp_path / "m.parquet", columns)), *A14B]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith("1 clip in 1 chunk, ")
+    assert "    none: smaller clips, or a machine with more memory" in shown.out
+    assert "no mesh of trn2.48xlarge holds them: try smaller clips, --experts swap or a machine" in shown.err
+
+
+def test_images_that_decide_the_size_are_planned_at_it(tmp_path):
+    """Under `--resize fit` shapes are those of the images, for the plan, the memory and the graphs alike."""
+    picture = io.BytesIO()
+    Image.new("RGB", (60, 40), "red").save(picture, "PNG")
+    (tmp_path / "a.png").write_bytes(picture.getvalue())
+    columns = {"prompt": ["a", "b"], "image": ["a.png"] * 2, "width": [96, 960], "height": [96, 960]}
+    manifest = str(save(tmp_path / "m.parquet", columns | {"num_frames": [5, 5], "steps": [20, 20]}))
+    given = {"model": "wan2.2-i2v-a14b", "preset": "i2v-a14b-480p", "profile": "trn2-i2v-480p", "resize": "fit"}
+    prepared = prepare((manifest,), given, weights=False)
+    rendered = {row.request.bucket for row in prepared.rows()}
+    assert Bucket(112, 64, 5, "image") in rendered
+    assert {clips.bucket for clips in prepared.question.mix} == rendered
+    assert {bucket for bucket, _ in variants_of(prepared.question)} == rendered
+    assert {row["bucket"] for row in describe(prepared)["buckets"]} == {str(bucket) for bucket in rendered}
+
+
+def test_the_fake_engine_says_that_it_has_no_estimate(capsys):
+    """A plan of the fake engine ends with the reason why there are no figures."""
+    assert invoke(["plan", "--model", "fake"]) == 0
+    assert capsys.readouterr().out.endswith("no estimate: --model fake has no sizes\n")
 
 
 def test_small_figures_are_not_zero(capsys):

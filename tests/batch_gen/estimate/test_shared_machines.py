@@ -129,9 +129,11 @@ def test_ignore_memory_holds_for_mesh_auto(capsys):
 
 
 def test_a_refusal_on_a_shared_machine_offers_no_mesh(capsys):
-    """Where ranks share the memory a larger mesh is no way out, and is not offered."""
+    """Where ranks share the memory a larger mesh is no way out; fewer replicas are, or else smaller clips."""
     arguments = ["plan", "--model", "wan2.2-t2v-a14b", "--preset", "t2v-a14b-720p", "--profile", "cuda"]
     assert invoke([*arguments, "--replicas", "2"]) == 2
     shown = capsys.readouterr().err
     assert "2 ranks share the memory of one H200: try one replica on --mesh tp=1" in shown
     assert "larger tp" not in shown
+    assert invoke([*arguments, "--dtype", "float32"]) == 2
+    assert "no mesh of one H200 holds them: try smaller clips, --experts swap or" in capsys.readouterr().err
