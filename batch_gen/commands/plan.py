@@ -12,7 +12,7 @@ import click
 
 from batch_gen.chunks import MAX_REQUESTS, ChunkRules, cut
 from batch_gen.config import RATE_KEY, Settings, load_profile
-from batch_gen.estimate.choose import Work, check_memory, degrees_of, question_of
+from batch_gen.estimate.choose import Work, check_cores, check_memory, degrees_of, question_of
 from batch_gen.estimate.page import as_lines
 from batch_gen.estimate.ranking import Question, judge, rank, swings
 from batch_gen.estimate.results import Estimate, estimate
@@ -28,6 +28,7 @@ def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int
     """Check the manifest, say what it takes, and print it; writes nothing. Without a manifest: one clip of the preset.
 
     Raises:
+        ConfigError: more ranks than the machine has cores.
         MemoryTooSmall: after printing, when it does not fit on the mesh and nobody gave `--ignore-memory`.
     """
     if sources:
@@ -37,6 +38,8 @@ def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int
         settings, checkpoint, work = prepare_preset(given)
         question = question_of(settings, checkpoint, work)
         body = _facts(settings, work, 1, Fraction(0))
+    if question is not None:
+        check_cores(settings, question)
     found = None if question is None else estimated(settings, question, body["chunks"])
     if as_json:
         click.echo(json.dumps(body | {"estimate": None if found is None else found.to_json()}, indent=1))

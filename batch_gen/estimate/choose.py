@@ -7,6 +7,7 @@ from functools import partial
 
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Mesh, Preset, Settings
+from batch_gen.errors import ConfigError
 from batch_gen.estimate.machines import machine_of
 from batch_gen.estimate.memory import check_fits, footprint
 from batch_gen.estimate.ranking import Question, best, rank, thinned
@@ -60,6 +61,21 @@ def with_mesh(settings: Settings, question: Question, replicas: int | None) -> S
 def degrees_of(settings: Settings) -> Degrees:
     """The mesh of the settings."""
     return Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
+
+
+def check_cores(settings: Settings, question: Question) -> None:
+    """Refuse more ranks than the machine that is estimated has cores, where each rank needs one.
+
+    Raises:
+        ConfigError: with the product and the cores.
+    """
+    degrees, machine = degrees_of(settings), question.machine
+    num_ranks = degrees.size * settings.replicas
+    if not machine.is_shared and num_ranks > machine.num_cores:
+        raise ConfigError(
+            f"replicas({settings.replicas}) * {degrees.formula} takes {num_ranks:,} cores, {machine.name} has "
+            f"{machine.num_cores}; use fewer replicas or a smaller mesh"
+        )
 
 
 def check_memory(settings: Settings, question: Question) -> None:

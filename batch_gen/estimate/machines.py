@@ -5,11 +5,11 @@ A Neuron rank has a core and its memory to itself. On a CPU and on a CUDA device
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from batch_gen.config import Settings, num_cpus
+from batch_gen.memory import limit_bytes
 
 Kind = Literal["neuron", "cuda", "cpu"]
 _CPU_CORE_FLOPS: Final = 30e9
@@ -141,10 +141,9 @@ def cpu_machine(num_cores: int, memory_bytes: float, rank_threads: int | None = 
 
 
 def machine_of(settings: Settings) -> Machine:
-    """The machine that a profile means; a CPU machine is this one."""
+    """The machine that a profile means; a CPU machine is this one, or this container."""
     if settings.device == "neuron":
         return TRN3 if settings.profile.startswith("trn3") else TRN2
     if settings.device == "cuda":
         return CUDA
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return cpu_machine(num_cpus(), total * _USABLE_SHARE, settings.threads)
+    return cpu_machine(num_cpus(), limit_bytes() * _USABLE_SHARE, settings.threads)

@@ -12,8 +12,10 @@ from batch_gen.estimate.memory import footprint
 from batch_gen.estimate.ranking import Question, best, judge, rank
 from batch_gen.estimate.speed import Rates, clip_seconds
 from batch_gen.estimate.subject import Clips, published
+from batch_gen.memory import limit_bytes
 from batch_gen.placement import rank_threads
 from batch_gen.request import Bucket
+from batch_gen.worker import memory_limit_bytes
 from models.parallel.layout import Degrees
 
 SMALL = Clips(Bucket(256, 256, 17, "text"), 20)
@@ -60,6 +62,21 @@ def test_cores_of_a_rank(num_cores, num_ranks, each):
     assert cpu_machine(num_cores, 1e9).cores_of_rank(num_ranks) == each
     assert TRN2.cores_of_rank(num_ranks) == 1
     assert TRN2.rank_bytes(num_ranks) == TRN2.memory_bytes
+
+
+def test_memory_is_that_of_the_container():
+    """A CPU machine has nine tenths of what this process may hold, a replica of two half of that, as in a run."""
+    settings = resolve({"model": "fake", "out": "o", "replicas": 2}, load_preset("pocket", "pocket"), "cpu")
+    assert machine_of(settings).memory_bytes == pytest.approx(0.9 * limit_bytes())
+    assert machine_of(settings).rank_bytes(2) == pytest.approx(memory_limit_bytes(settings), rel=1e-6)
+
+
+@pytest.mark.parametrize("profile", ["trn2-throughput", "trn3-throughput"])
+def test_more_ranks_than_cores_are_refused(profile, capsys):
+    """On Neuron each rank needs a core: 64 replicas of 16 ranks on 64 cores are exit 2, with the product."""
+    arguments = ["plan", "--model", "wan2.2-t2v-a14b", "--preset", "t2v-a14b-720p", "--profile", profile]
+    assert invoke([*arguments, "--mesh", "tp=8,cp=2", "--replicas", "64"]) == 2
+    assert "replicas(64) * tp(8) * cp(2) * cfg(1) = 16 takes " in capsys.readouterr().err
 
 
 def test_threads_are_those_of_the_run():
