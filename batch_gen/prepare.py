@@ -20,7 +20,7 @@ from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
 from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, resolve
 from batch_gen.errors import ConfigError, UsageError
-from batch_gen.estimate.choose import Work, check_memory, preset_work, question_of, with_mesh
+from batch_gen.estimate.choose import Work, check_heads, check_memory, preset_work, question_of, with_mesh
 from batch_gen.estimate.published import published_checkpoint
 from batch_gen.estimate.ranking import Question
 from batch_gen.image_checks import ImageTable, check_images
@@ -161,8 +161,9 @@ def place(settings: Settings, checkpoint: Checkpoint, work: Work, layers: Mappin
     """Choose the mesh for `--mesh auto`; other settings stay as they are.
 
     Raises:
-        MemoryTooSmall: no mesh fits.
+        ConfigError: the mesh does not divide the model. MemoryTooSmall: no mesh fits.
     """
+    check_heads(settings, checkpoint)
     question = question_of(settings, checkpoint, work) if is_auto(layers) else None
     if question is None:
         return settings

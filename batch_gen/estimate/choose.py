@@ -14,7 +14,7 @@ from batch_gen.estimate.ranking import Question, best, rank, thinned
 from batch_gen.estimate.subject import Clips, subject_of
 from batch_gen.estimate.work import denoise_work
 from batch_gen.request import Bucket
-from models.parallel.layout import Degrees
+from models.parallel.layout import Degrees, LayoutError
 
 MAX_SHAPES = 8
 Work = Mapping[tuple[Bucket, int, bool], int]
@@ -61,6 +61,22 @@ def with_mesh(settings: Settings, question: Question, replicas: int | None) -> S
 def degrees_of(settings: Settings) -> Degrees:
     """The mesh of the settings."""
     return Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
+
+
+def check_heads(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Refuse a tensor parallelism that does not divide the model, which the ranks would find out only later.
+
+    Raises:
+        ConfigError: with the degrees that do.
+    """
+    subject = None if settings.mesh.tp == 1 else subject_of(checkpoint)
+    if subject is None:
+        return
+    spec = subject.wan.transformer
+    try:
+        degrees_of(settings).check_model(num_heads=spec.num_attention_heads, ffn_width=spec.ffn_dim)
+    except LayoutError as error:
+        raise ConfigError(f"{subject.name}: {error}") from error
 
 
 def check_cores(settings: Settings, question: Question) -> None:

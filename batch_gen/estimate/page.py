@@ -131,7 +131,8 @@ def _money(found: Estimate) -> Iterator[str]:
     if totals["compile_s"]:
         buckets = _counted(len(totals["buckets"]), "bucket")
         twice = totals["graph_sets"] - len(totals["buckets"])
-        buckets += f", {twice:,} of them both with guidance and without" if twice else ""
+        which = "" if twice == len(totals["buckets"]) else f"{twice:,} of them both "
+        buckets += f", {which}with guidance and without" if twice else ""
         yield f"    compile: {buckets}, {totals['compile_s'] / 60:,.0f} min, not included; {COMPILE_NOTE}"
 
 

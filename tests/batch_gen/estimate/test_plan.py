@@ -181,6 +181,13 @@ def test_compilation_counts_every_shape_and_kind_of_guidance(tmp_path, capsys):
     assert "45 shapes and numbers of steps are judged by 8" in shown
 
 
+def test_a_single_shape_with_and_without_guidance_is_two_sets(tmp_path, capsys):
+    """One shape in both ways takes two compilations, in words that fit one shape."""
+    rows = {"prompt": ["a fox"] * 2, "guidance_high": [1.0, 4.0], "guidance_low": [1.0, 1.0]}
+    assert invoke(["plan", str(save(tmp_path / "m.parquet", rows)), *A14B]) == 0
+    assert "compile: 1 bucket, with guidance and without, 90 min, not" in capsys.readouterr().out
+
+
 def test_graphs_are_counted_as_compile_counts_them(tmp_path):
     """The plan counts the variants that `compile` would build, for a manifest of mixed guidance."""
     rows = {"prompt": ["a fox"] * 4, "width": [640, 640, 656, 672], "guidance_high": [1.0, 4.0, 4.0, 1.0]}

@@ -17,6 +17,7 @@ from batch_gen.placement import rank_threads
 from batch_gen.request import Bucket
 from batch_gen.worker import memory_limit_bytes
 from models.parallel.layout import Degrees
+from tests.manifests import save
 
 SMALL = Clips(Bucket(256, 256, 17, "text"), 20)
 
@@ -62,6 +63,16 @@ def test_cores_of_a_rank(num_cores, num_ranks, each):
     assert cpu_machine(num_cores, 1e9).cores_of_rank(num_ranks) == each
     assert TRN2.cores_of_rank(num_ranks) == 1
     assert TRN2.rank_bytes(num_ranks) == TRN2.memory_bytes
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_a_mesh_that_does_not_divide_the_model_is_refused(command, tmp_path, capsys):
+    """24 heads over 5 ranks: exit 2 with the degrees that go, before anything starts."""
+    manifest = save(tmp_path / "m.parquet", {"prompt": ["a fox"]})
+    arguments = ["--model", "wan2.2-ti2v-5b", "--preset", "ti2v-5b", "--profile", "cpu", "--mesh", "tp=5"]
+    assert invoke([command, str(manifest), *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert "must divide 24 heads and a feed-forward width of 14336; legal: 1, 2, 4, 8" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_memory_is_that_of_the_container():
