@@ -153,15 +153,14 @@ def _tier(name: str, suite: tuple[str, ...], options: Mapping[str, Any], as_json
 
 
 def _subject(suite: tuple[str, ...], chosen: Mapping[str, Any], case: str | None, reference: str) -> Subject:
-    from batch_gen.images import ImageReader, images_of
-    from batch_gen.prepare import store_options
+    from batch_gen.images import images_of
+    from batch_gen.regress.render import image_reader
     from batch_gen.regress.suite import prepare_suite
     from batch_gen.regress.tiers import Subject
 
     setup = prepare_suite(suite, chosen)
     request = _cases(setup, (case,) if case else (setup.requests[0].clip_id,))[0]
-    reader = ImageReader(setup.store, store_options(setup.settings))
-    images = tuple(images_of(request, reader, setup.settings.resize)[0])
+    images = tuple(images_of(request, image_reader(setup), setup.settings.resize)[0])
     return Subject(setup.settings, setup.checkpoint, request, images, reference)  # type: ignore[arg-type]
 
 
