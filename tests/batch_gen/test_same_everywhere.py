@@ -13,13 +13,12 @@ import pytest
 
 from batch_gen.cli import invoke
 from batch_gen.commands.compile_ import reader_of, wanted_of
+from batch_gen.commands.regress_tiers import subject_of
 from batch_gen.commands.reproduce import RESTORED, Original, settings_of
 from batch_gen.errors import EnvironmentFault
-from batch_gen.images import decode, images_of
+from batch_gen.images import images_of
 from batch_gen.placement import rank_threads
 from batch_gen.prepare import prepare
-from batch_gen.regress.render import image_reader
-from batch_gen.regress.suite import prepare_suite
 from batch_gen.runfile import new_run
 from batch_gen.scratch import open_scratch
 from batch_gen.worker import numerics, numerics_key
@@ -129,8 +128,7 @@ def test_images_in_cells_are_read_before_a_root_holds_them(embedded):
     (request,) = wanted[0].requests
     assert request.image == f"bytes:{hashlib.sha256(colour('PNG')).hexdigest()}"
     assert reader_of(prepared, wanted).read(request.image) == colour("PNG")
-    setup = prepare_suite([str(path)], flags)
-    for reader in (reader_of(prepared, wanted), image_reader(setup)):
-        (pixels,), _ = images_of(request, reader, "crop")
-        assert pixels.shape == (48, 64, 3)
-    assert np.array_equal(decode(image_reader(setup).read(request.image)), decode(colour("PNG")))
+    (pixels,), _ = images_of(request, reader_of(prepared, wanted), "crop")
+    subject = subject_of((str(path),), flags, None, "plain")
+    assert pixels.shape == (48, 64, 3)
+    assert np.array_equal(subject.images, [pixels])
