@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -21,6 +21,8 @@ from batch_gen.layout import image_key
 from batch_gen.storage.base import StoreOptions, open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from PIL.Image import Image
 
     from batch_gen.request import RenderRequest
@@ -48,10 +50,12 @@ class ImageReader:
     Attributes:
         root: The run's output root, which keeps the bytes of binary cells; None where there is none yet.
         options: How `s3://` is reached.
+        cells: Bytes of binary cells at hand, by `bytes:<sha256>`; they need no root.
     """
 
     root: Store | None
     options: StoreOptions
+    cells: Mapping[str, bytes] = field(default_factory=dict)
 
     def read(self, source: str) -> bytes:
         """The bytes behind a path, an s3:// URI or `bytes:<sha256>`.
@@ -61,7 +65,7 @@ class ImageReader:
             StoreError: The store cannot be reached.
         """
         if source.startswith("bytes:"):
-            body = self._kept(source)
+            body = self.cells.get(source) or self._kept(source)
         elif source.lower().startswith("s3://"):
             folder, _, name = source.rpartition("/")
             blob = open_store(folder, self.options).get(name)

@@ -179,9 +179,14 @@ def check_run_memory(prepared: Prepared) -> None:
     Raises:
         MemoryTooSmall: exit code 2, unless `--ignore-memory`.
     """
-    question = prepared.question
-    if prepared.settings.device == "neuron" and question is not None:
-        check_memory(prepared.settings, question)
+    check_work_memory(prepared.settings, prepared.checkpoint, prepared.manifest.survey.work)
+
+
+def check_work_memory(settings: Settings, checkpoint: Checkpoint, work: Work) -> None:
+    """As `check_run_memory`, of clips that need not come from a manifest."""
+    question = question_of(settings, checkpoint, work)
+    if settings.device == "neuron" and question is not None:
+        check_memory(settings, question)
 
 
 def check_combinations(settings: Settings) -> None:

@@ -57,8 +57,8 @@ def check_room(folder: Path, num_bytes: int) -> None:
 
 
 @contextmanager
-def open_scratch(base: Path | None = None, num_bytes: int = 0) -> Iterator[Path]:
-    """A folder of this worker's own below `base` (None: the system's), removed at the end.
+def open_scratch(base: Path | str | None = None, num_bytes: int = 0) -> Iterator[Path]:
+    """A folder of this process's own, removed at the end, below `base` (None: the system's), which is made if missing.
 
     Folders that killed workers left there are removed first.
 
@@ -66,7 +66,7 @@ def open_scratch(base: Path | None = None, num_bytes: int = 0) -> Iterator[Path]
         DiskFull: fewer than `num_bytes` are free after that.
         EnvironmentFault: the folder cannot be made or written.
     """
-    parent = base or Path(tempfile.gettempdir())
+    parent = Path(base or tempfile.gettempdir())
     lock: int | None = None
     try:
         with _base_lock(parent):

@@ -120,7 +120,8 @@ def compared(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
 
         clip = {"width": SIZE_PX, "height": SIZE_PX, "num_frames": FRAMES, "steps": STEPS}
         keep = str(options.out / "references")
-        found = tiers.tier(name, options.model, clip, keep=keep, reference=options.reference, **settings(options))
+        flags = {**settings(options), "allow_compile": True}
+        found = tiers.tier(name, options.model, clip, keep=keep, reference=options.reference, **flags)
         return {"ok": bool(found["ok"]), **{key: found[key] for key in ("verdict", "rows", "error") if key in found}}
 
     return run

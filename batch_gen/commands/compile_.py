@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,21 +11,22 @@ from typing import Any
 
 import click
 
-from batch_gen.commands.run import check_device, check_neuron, flags_again
+from batch_gen.commands.run import flags_again
 from batch_gen.engine import Engine
 from batch_gen.environment import worker_name
 from batch_gen.errors import UsageError
-from batch_gen.estimate.published import refuse_published
 from batch_gen.graphs.artefact import GraphSet, get_document
 from batch_gen.graphs.build import Built, Wanted, Yard, build_all
 from batch_gen.graphs.keys import Variant, facts_of, variant_of, variants_of
 from batch_gen.graphs.supply import check_compiler
-from batch_gen.images import ImageReader
+from batch_gen.images import COLUMNS, ImageReader
 from batch_gen.launch import RemoteEngine
 from batch_gen.lease import Owner
 from batch_gen.placement import spec_of
-from batch_gen.prepare import Prepared, check_run_memory, prepare, store_options
+from batch_gen.preflight import check_start
+from batch_gen.prepare import Prepared, prepare, store_options
 from batch_gen.request import RenderRequest
+from batch_gen.scratch import open_scratch
 from batch_gen.storage.base import open_store
 from batch_gen.versions import versions
 
@@ -40,10 +40,7 @@ def compile_graphs(sources: Sequence[str], given: Mapping[str, Any], as_json: bo
     """
     prepared = prepare(sources, given)
     check_compiles(prepared)
-    refuse_published(prepared.checkpoint)
-    check_device(prepared.settings.device)
-    check_run_memory(prepared)
-    check_neuron(prepared.settings.device)
+    check_start(prepared.settings, prepared.checkpoint, prepared.manifest.survey.work)
     done: list[Built] = []
 
     def tell(built: Built) -> None:
@@ -52,8 +49,9 @@ def compile_graphs(sources: Sequence[str], given: Mapping[str, Any], as_json: bo
             size = f"{built.num_files} files, {built.num_bytes / 1e6:.1f} MB"
             click.echo(f"{built.status}  {built.variant:<28} {size:<24} {built.seconds:7.1f} s  {built.key}")
 
-    with tempfile.TemporaryDirectory(prefix="batch-gen-compile-", dir=prepared.settings.scratch) as folder:
-        digest = build_all(yard_of(prepared, Path(folder)), wanted_of(prepared), tell)
+    wanted = wanted_of(prepared)
+    with open_scratch(prepared.settings.scratch) as folder:
+        digest = build_all(yard_of(prepared, wanted, folder), wanted, tell)
     if as_json:
         click.echo(json.dumps({"graphs_digest": digest, "artefacts": [asdict(built) for built in done]}, indent=1))
         return 0
@@ -93,7 +91,7 @@ def wanted_of(prepared: Prepared) -> list[Wanted]:
     ]
 
 
-def yard_of(prepared: Prepared, folder: Path) -> Yard:
+def yard_of(prepared: Prepared, wanted: Sequence[Wanted], folder: Path) -> Yard:
     """The store, this worker and its engines."""
     settings = prepared.settings
     assert settings.graphs is not None
@@ -104,11 +102,19 @@ def yard_of(prepared: Prepared, folder: Path) -> Yard:
         store=open_store(settings.graphs, options),
         owner=owner,
         start=_starter(prepared, folder),
-        reader=ImageReader(None, options),
+        reader=reader_of(prepared, wanted),
         resize=settings.resize,
         scratch=folder,
         versions=versions(),
     )
+
+
+def reader_of(prepared: Prepared, wanted: Sequence[Wanted]) -> ImageReader:
+    """Reads the images of these requests: there is no output root, so bytes come from the manifest itself."""
+    requests = [request for one in wanted for request in one.requests]
+    named = {getattr(request, column) for request in requests for column in COLUMNS}
+    cells = {source: body for source, body in prepared.manifest.iter_image_bytes() if source in named}
+    return ImageReader(None, store_options(prepared.settings), cells)
 
 
 def _starter(prepared: Prepared, folder: Path) -> Callable[[Path], Engine]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -25,7 +24,21 @@ RENDER: Final = (
     *("model", "preset", "dtype", "vae-dtype", "solver", "quantization", "modules-to-not-convert", "lora"),
     *("step-cache", "step-cache-warm-up", "step-cache-max-run", "decode", "long-prompt", "resize", "run-seed"),
     *("out", "profile", "config", "device", "mesh", "attention", "kernels", "experts", "tp-sequence-parallel"),
-    *("compile", "threads", "scratch", "limit", "ids", "where", "override", "stall-timeout", "no-token-check"),
+    *(
+        "compile",
+        "compile-backend",
+        "graphs",
+        "graphs-digest",
+        "allow-compile",
+        "threads",
+        "scratch",
+        "limit",
+        "ids",
+        "where",
+        "override",
+        "stall-timeout",
+        "no-token-check",
+    ),
     *("ignore-memory", "quiet"),
 )
 """Flags of `run` that say how a clip is rendered and which rows are meant."""
@@ -185,11 +198,12 @@ def mutate(suite: tuple[str, ...], case: str | None, as_json: bool, **options: A
     from batch_gen.regress.night import night_name
     from batch_gen.regress.render import open_bench
     from batch_gen.regress.suite import prepare_suite
+    from batch_gen.scratch import open_scratch
 
     again_on_sigterm()
     setup = prepare_suite(suite, given(options))
-    with tempfile.TemporaryDirectory(prefix="batch-gen-mutate-", dir=setup.settings.scratch) as folder:
-        found, unchanged = run_mutations(setup, case, open_bench, Path(folder), _sayer(options, as_json))
+    with open_scratch(setup.settings.scratch) as folder:
+        found, unchanged = run_mutations(setup, case, open_bench, folder, _sayer(options, as_json))
     body = {"mutations": [one.to_json() for one in found], "unchanged": "pass" if unchanged else "fail"}
     _keep(setup.store, f"regress/{setup.name}/mutations/{night_name()}.json", body)
     if as_json:

@@ -142,7 +142,7 @@ def _tier(name: str, suite: tuple[str, ...], options: Mapping[str, Any], as_json
     chosen = given(dict(options))
     case, reference, keep = (chosen.pop(key, None) for key in ("case", "reference", "keep"))
     if suite:
-        answer = tiers.measure(name, _subject(suite, chosen, case, str(reference)), keep=keep)
+        answer = tiers.measure(name, subject_of(suite, chosen, case, str(reference)), keep=keep)
     elif case is not None:
         raise UsageError("--case names a case of SUITE; give the suite, or leave --case out")
     else:
@@ -152,16 +152,20 @@ def _tier(name: str, suite: tuple[str, ...], options: Mapping[str, Any], as_json
     return EXIT_OK if answer["ok"] else EXIT_CHECK_FAILED
 
 
-def _subject(suite: tuple[str, ...], chosen: Mapping[str, Any], case: str | None, reference: str) -> Subject:
-    from batch_gen.images import ImageReader, images_of
-    from batch_gen.prepare import store_options
+def subject_of(suite: tuple[str, ...], chosen: Mapping[str, Any], case: str | None, reference: str) -> Subject:
+    """A case of a suite with its images, as the tiers measure it.
+
+    Raises:
+        BatchGenError: exit code 2.
+    """
+    from batch_gen.images import images_of
+    from batch_gen.regress.render import image_reader
     from batch_gen.regress.suite import prepare_suite
     from batch_gen.regress.tiers import Subject
 
     setup = prepare_suite(suite, chosen)
     request = _cases(setup, (case,) if case else (setup.requests[0].clip_id,))[0]
-    reader = ImageReader(setup.store, store_options(setup.settings))
-    images = tuple(images_of(request, reader, setup.settings.resize)[0])
+    images = tuple(images_of(request, image_reader(setup), setup.settings.resize)[0])
     return Subject(setup.settings, setup.checkpoint, request, images, reference)  # type: ignore[arg-type]
 
 

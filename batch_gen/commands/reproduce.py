@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 from pydantic import ValidationError
@@ -20,14 +18,20 @@ from batch_gen.engine import DenoiseOptions, Slab, Step, render
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, CheckFailed, UsageError
 from batch_gen.images import ImageReader, images_of
 from batch_gen.launch import RemoteEngine
-from batch_gen.placement import spec_of
+from batch_gen.placement import rank_threads, spec_of
 from batch_gen.prepare import store_options
 from batch_gen.reach import reach
 from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import RunFile, load_run
+from batch_gen.scratch import open_scratch
 from batch_gen.storage.base import open_store
 from batch_gen.worker import numerics_key
+
+RESTORED: Final = (
+    *("device", "mesh", "attention", "tp_sequence_parallel", "kernels", "compile", "compile_backend", "threads"),
+)
+"""Operational settings that can change bits, all that `numerics` names; the run's hold unless a flag says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +129,17 @@ def settings_of(original: Original, checkpoint: Checkpoint, given: Mapping[str, 
     """The run's settings, on this machine."""
     run = original.run
     semantic = {key: value for key, value in run.settings.items() if key not in ("checkpoint", "preset", "lora")}
-    kept = {key: run.profile[key] for key in ("mesh", "attention", "kernels", "compile", "threads", "device")}
-    kept["compile_backend"] = run.profile.get("compile_backend")
+    kept = {key: run.profile.get(key) for key in RESTORED}  # what an older run did not know had its default then
     kept["lora"] = run.profile.get("lora", ())  # the fingerprint knows digests; where the files were is told here
     kept["mesh"] = ",".join(f"{axis}={degree}" for axis, degree in run.profile["mesh"].items())
     layers = {**kept, **semantic, **given, "model": checkpoint.name, "out": "reproduce", "replicas": 1}
     preset = load_preset(str(run.settings["preset"]), checkpoint.preset)
-    return resolve({key: value for key, value in layers.items() if value is not None}, preset, run.profile["profile"])
+    known = {key: value for key, value in layers.items() if value is not None}
+    settings = resolve(known, preset, run.profile["profile"])
+    if settings.threads is None:  # a rank of the run had its share of the cores, also where replicas took theirs
+        shared = settings.model_copy(update={"replicas": int(run.profile.get("replicas") or 1)})
+        settings = settings.model_copy(update={"threads": rank_threads(shared)})
+    return settings
 
 
 def check_adapters(original: Original, settings: Settings) -> None:
@@ -149,10 +157,8 @@ def render_hash(record: Record, settings: Settings, checkpoint: Checkpoint, read
     """Render the clip and hash its frames."""
     request = RenderRequest.from_json(record.request)
     images, _ = images_of(request, reader, settings.resize)
-    if settings.scratch:
-        Path(settings.scratch).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="batch-gen-reproduce-", dir=settings.scratch) as folder:
-        engine = RemoteEngine(spec_of(settings, checkpoint, Path(folder) / "ranks", 0))
+    with open_scratch(settings.scratch) as folder:
+        engine = RemoteEngine(spec_of(settings, checkpoint, folder / "ranks", 0))
         try:
             digest = FramesHash(request.num_frames, request.height, request.width)
             for event in render(engine, request, DenoiseOptions(images=tuple(images))):

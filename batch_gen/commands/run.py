@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from batch_gen.drain import again_on_sigterm
-from batch_gen.errors import BatchGenError, EnvironmentFault
-from batch_gen.estimate.published import refuse_published
+from batch_gen.errors import BatchGenError
 from batch_gen.flags import FLAGS
-from batch_gen.graphs.supply import supply_graphs
 from batch_gen.notify import target_of
-from batch_gen.prepare import check_run_memory, prepare
+from batch_gen.preflight import preflight
+from batch_gen.prepare import prepare
 from batch_gen.presence import last_words
 from batch_gen.worker import Result, work
 
@@ -41,30 +39,14 @@ def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
 def _render(sources: Sequence[str], given: Mapping[str, Any]) -> Result:
     """Everything that can be refused, then the work."""
     prepared = prepare(sources, given)
-    refuse_published(prepared.checkpoint)
-    check_device(prepared.settings.device)
     if prepared.settings.on_clip is not None:
         target_of(prepared.settings.on_clip)
-    check_run_memory(prepared)
-    check_neuron(prepared.settings.device)
     for warned in prepared.manifest.survey.warned.values():
         click.echo(f"warning: {warned}", err=True)
-    supply = supply_graphs(prepared)
+    supply = preflight(prepared)
     if supply is not None and not prepared.settings.quiet:
         click.echo(f"graphs: {supply}", err=True)
     return work(prepared, supply)
-
-
-def check_device(name: str) -> None:
-    """Raise EnvironmentFault for a device that this machine lacks: no restart of an engine would find it."""
-    if name == "cuda" and not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
-        raise EnvironmentFault("--device cuda: this machine has no CUDA device; use --device cpu or check the driver")
-
-
-def check_neuron(name: str, devices: Path = Path("/dev")) -> None:
-    """Raise EnvironmentFault for neuron where the driver shows no device; after the estimate, which needs none."""
-    if name == "neuron" and not any(devices.glob("neuron[0-9]*")):
-        raise EnvironmentFault("--device neuron: the driver shows no Neuron device here; see batch-gen doctor")
 
 
 def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) -> str:

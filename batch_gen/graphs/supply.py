@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Settings
 from batch_gen.environment import cache_folder, host_compiler
 from batch_gen.errors import EnvironmentFault, UsageError
@@ -45,22 +46,27 @@ class Supply:
 
 
 def supply_graphs(prepared: Prepared) -> Supply | None:
-    """Fetch the graphs of a run; None where nothing is compiled.
+    """Fetch the graphs of a run; None where nothing is compiled. Raises as `supply_variants`."""
+    if prepared.settings.compile == "off":
+        return None  # the variants need not be counted
+    return supply_variants(prepared.settings, prepared.checkpoint, variants_of(prepared))
+
+
+def supply_variants(settings: Settings, checkpoint: Checkpoint, variants: Sequence[Variant]) -> Supply | None:
+    """Fetch the graphs of some variants; None where nothing is compiled.
 
     Raises:
         UsageError: `--graphs` without `--graphs-digest`.
         ArtefactRefused: what the store holds is not what the digest says.
-        EnvironmentFault: on Neuron, a shape without its artefact, unless `--allow-compile`.
+        EnvironmentFault: on Neuron, a shape without its artefact, unless `--allow-compile`; on a CPU, no compiler.
     """
-    settings = prepared.settings
-    if settings.compile == "off" or prepared.checkpoint.folder is None:
+    if settings.compile == "off" or checkpoint.folder is None:
         return None
     check_compiler(settings)
-    variants = variants_of(prepared)
     if settings.graphs is None:
         supply = Supply(local_graphs(), missing=tuple(variants))
     else:
-        supply = fetch(settings, prepared.checkpoint.digest, variants)
+        supply = fetch(settings, checkpoint.digest, variants)
     if settings.device == "neuron" and supply.missing and not settings.allow_compile:
         raise EnvironmentFault(missing_message(supply, settings))
     return supply

@@ -6,6 +6,7 @@ history stays whole.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Final
 
@@ -14,7 +15,6 @@ from batch_gen.errors import UsageError
 from batch_gen.regress.results import (
     Approval,
     CaseResult,
-    Fingerprint,
     Night,
     baseline_prefix,
     read_document,
@@ -52,9 +52,17 @@ def history(
     return sorted(found, key=lambda pair: pair[0].when)
 
 
-def variant_of(case: CaseResult, fingerprint: Fingerprint) -> str:
-    """Name of a variant: the same pixels from the same numerics are the same variant."""
-    return f"{(case.frames_hash or '')[:16]}-{fingerprint.numerics_key[:8]}"
+def variant_of(approval: Approval) -> str:
+    """Name of a variant: the same pixels of the same request, checkpoint, settings and numerics are the same variant.
+
+    All that decides whether a night may be compared with it counts: pixels alone would bar a case whose request or
+    checkpoint changed without them from ever being approved again. Older approvals bear names of pixels and numerics
+    alone; they are read by what they hold, so this is also what an older one would be called today.
+    """
+    made_by = approval.fingerprint
+    identity = [approval.request_digest, made_by.checkpoint, made_by.settings, made_by.numerics_key]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return f"{approval.frames_hash[:16]}-{digest[:12]}"
 
 
 def approve_case(store: Store, night: Night, case: CaseResult, who: str, why: str) -> Approval | None:
@@ -66,7 +74,7 @@ def approve_case(store: Store, night: Night, case: CaseResult, who: str, why: st
     if case.frames_hash is None:
         raise UsageError(f"case {case.case} of night {night.night} has no clip to approve: {_words(case)}")
     approval = Approval(
-        variant=variant_of(case, night.fingerprint),
+        variant="",
         suite=night.suite,
         case=case.case,
         platform=night.platform,
@@ -81,9 +89,14 @@ def approve_case(store: Store, night: Night, case: CaseResult, who: str, why: st
         why=why,
         when=clock.utc_now(),
     )
+    approval = approval.model_copy(update={"variant": variant_of(approval)})
+    for standing, retired in history(store, night.suite, case.case, night.platform.key):
+        if variant_of(standing) != approval.variant:
+            continue
+        if retired is not None:
+            raise UsageError(f"variant {standing.variant} of {case.case} was retired; see batch-gen regress log")
+        return None
     prefix = baseline_prefix(night.suite, case.case, night.platform.key)
-    if store.head(f"{prefix}{approval.variant}{RETIRED}") is not None:
-        raise UsageError(f"variant {approval.variant} of {case.case} was retired; see batch-gen regress log")
     try:
         store.create(f"{prefix}{approval.variant}.json", approval.to_bytes(), content_type="application/json")
     except AlreadyExists:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from batch_gen import clock
-from batch_gen.engine import DenoiseOptions, Done, Engine, Slab, Step, Tap, finish
+from batch_gen.engine import DenoiseOptions, Done, Engine, Event, Step
 from batch_gen.errors import ClipFailed, EngineLost
 from batch_gen.image_checks import keep_images
 from batch_gen.images import ImageReader, images_of
 from batch_gen.launch import RemoteEngine
 from batch_gen.placement import spec_of
 from batch_gen.prepare import store_options
+from batch_gen.regress.collect import collect, decoded
 from batch_gen.regress.images import Frames
 from batch_gen.regress.suite import Setup
 from batch_gen.request import RenderRequest
+from batch_gen.scratch import open_scratch
 
 log = logging.getLogger(__name__)
 ATTEMPTS = 2
@@ -107,20 +107,22 @@ class Bench:
 @contextmanager
 def open_bench(setup: Setup) -> Iterator[Bench]:
     """A bench with engines as `run` would start them."""
-    keep_images(setup.store, setup.manifest)
-    options = store_options(setup.settings)
-    reader = ImageReader(setup.store, options)
-    if setup.settings.scratch:
-        Path(setup.settings.scratch).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="batch-gen-regress-", dir=setup.settings.scratch) as folder:
+    reader = image_reader(setup)
+    with open_scratch(setup.settings.scratch) as folder:
         bench = Bench(
-            start=lambda: RemoteEngine(spec_of(setup.settings, setup.checkpoint, Path(folder) / "ranks", 0)),
+            start=lambda: RemoteEngine(spec_of(setup.settings, setup.checkpoint, folder / "ranks", 0, setup.graphs)),
             images=lambda request: images_of(request, reader, setup.settings.resize)[0],
         )
         try:
             yield bench
         finally:
             bench.close()
+
+
+def image_reader(setup: Setup) -> ImageReader:
+    """Reads the images of a suite's requests; the bytes of binary cells are put into its store first."""
+    keep_images(setup.store, setup.manifest)
+    return ImageReader(setup.store, store_options(setup.settings))
 
 
 def render_case(
@@ -133,37 +135,14 @@ def render_case(
         EngineLost: the engine is gone.
     """
     watch = _Watch(now)
-    text = finish(engine.text([request]))
-    watch.mark("text")
-    taps: dict[str, npt.NDArray[Any]] = {}
-    latents: npt.NDArray[np.float32] | None = None
-    for event in engine.denoise(request, text.value[0], options):
-        if isinstance(event, Tap):
-            taps[event.name] = event.array
-        elif isinstance(event, Step):
-            watch.mark(event.stage if event.stage.startswith("denoise") else f"denoise.{event.stage}")
-        elif isinstance(event, Done):
-            latents = event.value
-            watch.saw(event)
+    found = collect(engine, request, options, watch.saw)
+    latents = found.latents
     if latents is None or not np.isfinite(latents).all():
         raise ClipFailed("nonfinite", f"clip {request.clip_id}: the final latents hold NaN or Inf")
-    frames = _frames(engine, request, latents, watch)
-    return Rendered(request, frames, latents, taps, watch.stages, watch.peak_rss_bytes)
-
-
-def _frames(engine: Engine, request: RenderRequest, latents: npt.NDArray[np.float32], watch: _Watch) -> Frames:
-    slabs = []
     watch.mark(None)
-    for event in engine.decode(request, latents):
-        if isinstance(event, Slab):
-            slabs.append(event.frames)
-        elif isinstance(event, Done):
-            watch.saw(event)
+    frames = decoded(engine, request, latents, watch.saw)
     watch.mark("decode")
-    size = (request.height, request.width, 3)
-    if not slabs or any(slab.shape[1:] != size for slab in slabs):
-        raise ClipFailed("verify", f"clip {request.clip_id}: the decoder gave no frames of {size[1]}x{size[0]} pixels")
-    return np.concatenate(slabs)
+    return Rendered(request, frames, latents, found.taps, watch.stages, watch.peak_rss_bytes)
 
 
 @dataclass(slots=True)
@@ -184,5 +163,10 @@ class _Watch:
             self.stages[stage] = self.stages.get(stage, 0.0) + current - self._last
         self._last = current
 
-    def saw(self, event: Done) -> None:
-        self.peak_rss_bytes = max(self.peak_rss_bytes, int(event.info.get("peak_rss_bytes", 0)))
+    def saw(self, event: Event) -> None:
+        if isinstance(event, Step):
+            self.mark(event.stage if event.stage.startswith("denoise") else f"denoise.{event.stage}")
+        elif isinstance(event, Done):
+            self.peak_rss_bytes = max(self.peak_rss_bytes, int(event.info.get("peak_rss_bytes", 0)))
+            if "text" not in self.stages:  # the first call that ends
+                self.mark("text")

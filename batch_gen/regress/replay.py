@@ -28,8 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from batch_gen.encode import Encoder, EncodeSettings, VideoSpec
-from batch_gen.engine import Array, DenoiseOptions, Done, Engine, Slab, Tap, finish
+from batch_gen.engine import Array, DenoiseOptions, Engine
 from batch_gen.errors import CheckFailed, ClipFailed, UsageError
+from batch_gen.regress.collect import collect, decoded
 from batch_gen.regress.vectors import cosine, relative_l2
 from batch_gen.request import RenderRequest
 from batch_gen.verify import decode as decode_file
@@ -177,7 +178,7 @@ def freeze(
     codec = codec or EncodeSettings()
     chosen = kept_steps(request.steps) if steps is None else steps
     taps = (TEXT, *(f"{kind}.{step}" for step in chosen for kind in ("latents", "velocity")))
-    arrays: dict[str, Array] = dict(denoised(engine, request, DenoiseOptions(taps=taps, images=images)))
+    arrays: dict[str, Array] = collect(engine, request, DenoiseOptions(taps=taps, images=images)).arrays
     arrays[FRAMES] = decoded(engine, request, arrays[f"latents.{request.steps}"])
     arrays[FILE] = encoded(arrays[FRAMES], request, codec)
     return Frozen(request, arrays, codec)
@@ -197,7 +198,7 @@ def replay(
         codec: How files are written now; None for the frozen settings, so that only another encoder shows.
     """
     request = frozen.request
-    again = denoised(engine, request, DenoiseOptions(stop=0, taps=(TEXT,), images=images))
+    again = collect(engine, request, DenoiseOptions(stop=0, taps=(TEXT,), images=images)).arrays
     for stage, name, key in ((TEXT, TEXT, TEXT), (NOISE, "latents.0", "latents.0")):
         if name in frozen.arrays and key in again:
             yield compare(stage, name, frozen.array(name), again[key])
@@ -205,7 +206,7 @@ def replay(
         yield step_again(engine, frozen, step, images)
     last = f"latents.{request.steps}"
     free = DenoiseOptions(images=images)
-    yield attempt(FINAL, last, frozen.final, lambda: denoised(engine, request, free)[last])
+    yield attempt(FINAL, last, frozen.final, lambda: collect(engine, request, free).arrays[last])
     if FRAMES in frozen.arrays:
         yield attempt(DECODE, FRAMES, frozen.array(FRAMES), lambda: decoded(engine, request, frozen.final))
         if FILE in frozen.arrays:
@@ -219,7 +220,7 @@ def step_again(engine: Engine, frozen: Frozen, step: int, images: Images = ()) -
     options = DenoiseOptions(start=start, stop=step + 1, taps=(name,), images=images)
 
     def again() -> Array:
-        found = denoised(engine, frozen.request, options)
+        found = collect(engine, frozen.request, options).arrays
         if name not in found:
             raise CheckFailed(f"this engine shows no {name!r}; a step cannot be judged without it")
         return found[name]
@@ -235,24 +236,6 @@ def encode_again(frozen: Frozen, codec: EncodeSettings | None = None) -> Differe
         return Difference(ENCODE, FILE, None, equal=True, distance=0.0, largest=0.0, cosine=1.0, place=None)
     before, after = (pixels(file, frozen.request, len(frames)) for file in (old, new))
     return compare(ENCODE, FILE, before, after)
-
-
-def denoised(engine: Engine, request: RenderRequest, options: DenoiseOptions) -> dict[str, Array]:
-    """Denoise and collect: the taps asked for, and the last latents under `latents.<steps done>`."""
-    text = finish(engine.text([request])).value[0]
-    last = request.steps if options.stop is None else min(options.stop, request.steps)
-    found: dict[str, Array] = {}
-    for event in engine.denoise(request, text, options):
-        if isinstance(event, Tap):
-            found[event.name] = event.array
-        elif isinstance(event, Done):
-            found[f"latents.{last}"] = event.value
-    return found
-
-
-def decoded(engine: Engine, request: RenderRequest, latents: Array) -> npt.NDArray[np.uint8]:
-    """Frames uint8 [F, H, W, 3] of final latents."""
-    return np.concatenate([event.frames for event in engine.decode(request, latents) if isinstance(event, Slab)])
 
 
 def encoded(frames: Array, request: RenderRequest, codec: EncodeSettings) -> npt.NDArray[np.uint8]:

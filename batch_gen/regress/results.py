@@ -29,6 +29,7 @@ For other parts:
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from pydantic import Field, ValidationError
@@ -42,10 +43,14 @@ RESULTS_NAME: Final = "results.json"
 
 D = TypeVar("D", bound=Strict)
 Verdict = Literal["pass", "fail", "new", "not_comparable", "infra", "quarantined"]
+Judgement = Literal["pass", "warn", "fail"]
+"""Of a figure that is held against a reference in several precisions, see `threeway`."""
 Level = Literal["count", "exact", "numeric", "near", "temporal", "semantic", "speed"]
 
 EARNEST: Final[tuple[Verdict, ...]] = ("fail", "infra", "new", "quarantined", "not_comparable", "pass")
 """Verdicts, the most earnest first: a case has that of its most earnest gate (see `worst`)."""
+_LADDER: Final[tuple[str, ...]] = ("fail", "infra", "warn", *EARNEST[2:])
+V = TypeVar("V", Verdict, Judgement)
 
 
 class GateResult(Strict):
@@ -255,13 +260,13 @@ class Approval(Strict):
     when: str
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
+def worst(verdicts: Sequence[V]) -> V:
     """The most earnest verdict; `pass` without any.
 
     `not_comparable` beside passing gates does not spoil them: an exact gate that cannot answer leaves the numeric ones.
     """
     counted = [verdict for verdict in verdicts if verdict != "not_comparable"] or verdicts
-    return min(counted, key=EARNEST.index, default="pass")
+    return min(counted, key=_LADDER.index, default="pass")
 
 
 def suite_prefix(suite: str) -> str:

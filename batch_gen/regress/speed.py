@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from batch_gen.regress.results import CaseResult, GateResult, Night
@@ -32,22 +32,26 @@ def case_speed(case: CaseResult, past: Sequence[Night], limits: Limits) -> list[
 
 def night_speed(cases: Sequence[CaseResult], past: Sequence[Night], limits: Limits) -> list[GateResult]:
     """The stages of the whole night: sums over the cases that were rendered tonight and in each night before."""
-    names = {case.case for case in cases if case.timings}
-    usable = [night for night in past if names <= {case.case for case in night.cases if _like(night, case)}][-WINDOW:]
-    # A case whose request changed is another case: with it, no sum can be compared.
-    usable = [night for night in usable if all(_like(night, case) for case in cases if case.timings)]
     tonight = _sum(case.timings for case in cases)
-    history = [_sum(case.timings for case in night.cases if case.case in names) for night in usable]
+    history = [_sum(case.timings for case in found) for _, found in _same_cases(cases, past)][-WINDOW:]
     return _stages(tonight, history, limits, limits.speed_ratio)
 
 
 def night_memory(cases: Sequence[CaseResult], past: Sequence[Night], limits: Limits) -> list[GateResult]:
-    """The largest memory of rank 0; none where the engine does not say."""
-    peak = _peak(cases)
+    """The largest memory of rank 0; none where the engine does not say.
+
+    A peak holds everything that its engine rendered before, so a night counts only when it rendered the same requests
+    as tonight and no others.
+    """
+    rendered = [case for case in cases if case.timings]
+    peak = _peak(rendered)
     if not peak:
         return []
-    names = {case.case for case in cases}
-    history = [_peak(night.cases) for night in past if names == {case.case for case in night.cases}]
+    history = [
+        _peak(found)
+        for night, found in _same_cases(cases, past)
+        if len(found) == sum(bool(case.timings) for case in night.cases)
+    ]
     known = [value for value in history if value][-WINDOW:]
     if len(known) < limits.min_nights:
         return [_too_few("memory", float(peak), len(known), limits)]
@@ -100,6 +104,18 @@ def _sum(all_timings: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def _peak(cases: Iterable[CaseResult]) -> int:
     return max((case.peak_rss_bytes for case in cases), default=0)
+
+
+def _same_cases(cases: Sequence[CaseResult], past: Sequence[Night]) -> Iterator[tuple[Night, list[CaseResult]]]:
+    """The nights that rendered every request that was rendered tonight, each with its results of those.
+
+    A case whose request changed is another case: with it, neither sums nor peaks can be compared.
+    """
+    rendered = [case for case in cases if case.timings]
+    for night in past:
+        found = [like for case in rendered if (like := _like(night, case)) is not None]
+        if len(found) == len(rendered):
+            yield night, found
 
 
 def _like(night: Night, case: CaseResult) -> CaseResult | None:

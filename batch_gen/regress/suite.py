@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,13 +15,12 @@ from pydantic import Field, ValidationError, model_validator
 from batch_gen import strict_yaml
 from batch_gen.adapters import find_adapters
 from batch_gen.checkpoint import Checkpoint
-from batch_gen.commands.run import check_device
 from batch_gen.config import Settings
 from batch_gen.errors import ConfigError, UsageError
-from batch_gen.estimate.published import refuse_published
 from batch_gen.job_file import read_text
 from batch_gen.manifest import Manifest
-from batch_gen.prepare import prepare, store_options
+from batch_gen.preflight import preflight
+from batch_gen.prepare import Prepared, prepare, store_options
 from batch_gen.reach import reach
 from batch_gen.records import Strict
 from batch_gen.regress.results import Fingerprint, Platform
@@ -141,7 +140,8 @@ class Setup:
         requests: The cases, in order.
         settings, checkpoint: As of a run.
         store: Root of baselines and results.
-        manifest: For the bytes of its binary images.
+        prepared: What settings and checkpoint came from; its manifest holds the bytes of binary images.
+        graphs: Where the ranks find compiled graphs; None for this machine's own.
     """
 
     name: str
@@ -150,7 +150,13 @@ class Setup:
     settings: Settings
     checkpoint: Checkpoint
     store: Store
-    manifest: Manifest
+    prepared: Prepared
+    graphs: Path | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        """The suite's manifest."""
+        return self.prepared.manifest
 
     @property
     def platform(self) -> Platform:
@@ -199,12 +205,25 @@ def prepare_suite(sources: Sequence[str], given: Mapping[str, Any]) -> Setup:
             f"suite {name!r}: expected letters, digits, '.', '-', '_'; name it with `suite:` in its limits"
         )
     prepared = prepare(sources, flags)
-    refuse_published(prepared.checkpoint)
-    check_device(prepared.settings.device)
     requests = tuple(row.request for row in prepared.rows())
     check_cases(file, requests, narrowed=any(flags.get(key) for key in ("limit", "ids", "where")))
     store = open_store(prepared.settings.out, store_options(prepared.settings))
-    return Setup(name, file, requests, prepared.settings, prepared.checkpoint, store, prepared.manifest)
+    supply = preflight(prepared)
+    graphs = None if supply is None else supply.folder
+    return Setup(name, file, requests, prepared.settings, prepared.checkpoint, store, prepared, graphs)
+
+
+def with_dtype(setup: Setup, dtype: Literal["float32", "bfloat16"]) -> Setup:
+    """The suite in another arithmetic, which needs memory and graphs of its own.
+
+    Raises:
+        BatchGenError: exit code 2; as `prepare_suite`.
+    """
+    settings = setup.settings.model_copy(update={"dtype": dtype})
+    prepared = replace(setup.prepared, settings=settings)
+    supply = preflight(prepared)
+    graphs = None if supply is None else supply.folder
+    return replace(setup, settings=settings, prepared=prepared, graphs=graphs)
 
 
 def limits_path(sources: Sequence[str], given: str | None) -> str | None:

@@ -2,7 +2,8 @@
 
 A distance between two programs of low precision says nothing about which one is right. So the error of ours is held
 against the error that the same dtype costs the reference: rounding of the same computation falls differently, and no
-more. Where the reference makes (almost) no error, as in float32, an absolute bound stands in. Sources: docs/parity.md
+more. Where the reference makes (almost) no error, as in float32, an absolute bound stands in; so it does where the
+reference holds values that are no numbers, which measure nothing. Sources: docs/parity.md
 (1.25 and the bounds), the Neuron equivalence guide (3 means a likely bug, cosine 0.95, factor 5 on the largest error,
 overlap of the two error histograms).
 """
@@ -10,13 +11,13 @@ overlap of the two error histograms).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
 from batch_gen.engine import Array
+from batch_gen.regress.results import Judgement
 from batch_gen.regress.vectors import cosine, relative_l2
 
 PASS_RATIO: Final = 1.25
@@ -24,9 +25,6 @@ FAIL_RATIO: Final = 3.0
 LARGEST_RATIO: Final = 5.0
 MIN_COSINE: Final = 0.95
 BINS: Final = 100
-
-Judgement = Literal["pass", "warn", "fail"]
-ORDER: Final[tuple[Judgement, ...]] = ("fail", "warn", "pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,8 @@ class Row:
         step: Where it is of one step.
         ours, reference: Errors against the float32 reference.
         ratio, largest_ratio: Ours over the reference's, by L2 and by the largest difference; None when the reference
-            makes no error.
-        overlap: Bhattacharyya coefficient of the two error histograms; None when the reference makes no error.
+            makes no error, or one that is not finite.
+        overlap: Bhattacharyya coefficient of the two error histograms; None where there is no ratio.
         bound: Relative L2 that passes whatever the reference does.
         verdict, why: `pass`, `warn` (more than rounding explains), `fail`.
     """
@@ -91,16 +89,18 @@ def judge(name: str, values: tuple[Array, Array | None, Array], bound: float, st
     ours, working, exact = values
     own = error_of(ours, exact)
     their = NONE if working is None else error_of(working, exact)
-    ratio = own.l2 / their.l2 if their.l2 > 0 else None
-    largest = own.linf / their.linf if their.linf > 0 else None
+    ratio = _ratio(own.l2, their.l2)
+    largest = _ratio(own.linf, their.linf)
     shared = overlap(ours, working, exact) if working is not None and ratio is not None else None
     verdict, why = _verdict(own, their, largest, bound)
+    if not np.isfinite(exact).all():
+        verdict, why = "fail", "the float32 reference holds values that are no numbers: nothing can be compared with it"
     return Row(name, step, own, their, ratio, largest, shared, bound, verdict, why)
 
 
 def error_of(value: Array, exact: Array) -> Error:
-    """The error of a value; infinite for other shapes and values that are not finite."""
-    if value.shape != exact.shape or not np.isfinite(value).all():
+    """The error of a value; infinite for other shapes and where either holds values that are not finite."""
+    if value.shape != exact.shape or not (np.isfinite(value).all() and np.isfinite(exact).all()):
         return Error(math.inf, math.inf, 0.0)
     largest = float(np.abs(exact.astype(np.float64)).max())
     apart = float(np.abs(value.astype(np.float64) - exact).max())
@@ -119,9 +119,9 @@ def overlap(ours: Array, working: Array, exact: Array) -> float:
     return float(np.sqrt(one * other).sum())
 
 
-def worst(rows: Sequence[Row]) -> Judgement:
-    """The most earnest verdict, `pass` without rows."""
-    return min((row.verdict for row in rows), key=ORDER.index, default="pass")
+def _ratio(own: float, their: float) -> float | None:
+    """Ours over the reference's; None where that is no yardstick."""
+    return own / their if 0 < their < math.inf else None
 
 
 def _verdict(own: Error, their: Error, largest: float | None, bound: float) -> tuple[Judgement, str]:
@@ -131,10 +131,12 @@ def _verdict(own: Error, their: Error, largest: float | None, bound: float) -> t
         return "pass", f"within {bound:.0e} of the float32 reference"
     if own.cosine < MIN_COSINE:
         return "fail", f"cosine {own.cosine:.3f} is below {MIN_COSINE}: another direction, not another rounding"
-    if their.l2 == 0.0:
+    ratio = _ratio(own.l2, their.l2)
+    if ratio is None:
         verdict: Judgement = "warn" if own.l2 <= FAIL_RATIO * bound else "fail"
-        return verdict, f"{own.l2:.1e} from the float32 reference, {bound:.0e} is allowed"
-    ratio = own.l2 / their.l2
+        why = f"{own.l2:.1e} from the float32 reference, {bound:.0e} is allowed"
+        no_numbers = "the reference in this dtype holds values that are no numbers, or has another shape: no yardstick"
+        return verdict, why if their.l2 == 0.0 else f"{no_numbers}; {why}"
     if ratio > FAIL_RATIO:
         return "fail", f"{ratio:.2f} times the reference's own error in this dtype: rounding does not explain it"
     if largest is not None and largest > LARGEST_RATIO:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,17 +26,22 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from batch_gen.checkpoint import Checkpoint
-from batch_gen.commands.run import check_device
 from batch_gen.config import Preset, Settings, num_cpus
-from batch_gen.engine import Array, DenoiseOptions, Done, Engine, Step, Tap, finish
+from batch_gen.engine import Array, DenoiseOptions, Engine
 from batch_gen.errors import ClipFailed, UsageError
+from batch_gen.graphs.keys import variant_of
+from batch_gen.graphs.supply import supply_variants
 from batch_gen.launch import EngineSpec, RemoteEngine
 from batch_gen.placement import spec_of
+from batch_gen.preflight import check_start
 from batch_gen.prepare import resolve_run
 from batch_gen.regress import trend
-from batch_gen.regress.replay import TEXT, Images, decoded
-from batch_gen.regress.threeway import Row, judge, worst
+from batch_gen.regress.collect import Collected, collect, decoded
+from batch_gen.regress.replay import TEXT, Images
+from batch_gen.regress.results import worst
+from batch_gen.regress.threeway import Row, judge
 from batch_gen.request import RenderRequest
+from batch_gen.scratch import open_scratch
 
 TIERS: Final = ("components", "step", "run")
 FORMAT: Final = 1
@@ -130,18 +134,17 @@ def tier(
 
 def measure(name: str, subject: Subject, *, keep: str | None = None, opener: Opener | None = None) -> dict[str, Any]:
     """As `tier`, of settings, checkpoint and clip that are known."""
-    check(name, subject)
+    graphs = check(name, subject)
     start = opener or (lambda _, spec: RemoteEngine(spec))
     working = subject.settings.dtype, subject.settings.vae_dtype
-    with tempfile.TemporaryDirectory(prefix="batch-gen-tiers-", dir=subject.settings.scratch) as scratch:
-        folder = Path(scratch)
+    with open_scratch(subject.settings.scratch) as folder:
         legs = {"float32": _reference(name, subject, ("float32", "float32"), None, _Workshop(folder, keep, start))}
         exact = legs["float32"]
         if working != ("float32", "float32"):
             legs["working"] = _reference(name, subject, working, exact, _Workshop(folder, keep, start))
         error = None
         try:
-            spec = spec_of(subject.settings, subject.checkpoint, folder / "ours", 0)
+            spec = spec_of(subject.settings, subject.checkpoint, folder / "ours", 0, graphs)
             legs["ours"] = _leg(name, subject, exact, lambda: start("ours", spec))
         except ClipFailed as failure:  # a verdict of the clip itself, such as latents that are not finite
             error = {"kind": failure.kind, "message": failure.message}
@@ -149,8 +152,12 @@ def measure(name: str, subject: Subject, *, keep: str | None = None, opener: Ope
     return _answer(name, subject, legs, rows, error)
 
 
-def check(name: str, subject: Subject) -> None:
-    """Refuse what cannot be measured, before anything is loaded."""
+def check(name: str, subject: Subject) -> Path | None:
+    """Refuse what cannot be measured, before anything is loaded; returns where our leg finds compiled graphs.
+
+    Raises:
+        BatchGenError: exit code 2.
+    """
     if name not in TIERS:
         raise UsageError(f"tier {name!r} does not exist; choose one of {', '.join(TIERS)}")
     if subject.reference not in ("diffusers", "plain"):
@@ -160,7 +167,11 @@ def check(name: str, subject: Subject) -> None:
     conditioned = subject.request.image is not None or subject.checkpoint.facts["index"]["_class_name"] != "WanPipeline"
     if subject.reference == "diffusers" and (conditioned or subject.settings.lora):
         raise UsageError("the diffusers reference takes neither images nor LoRA; use --reference plain")
-    check_device(subject.settings.device)
+    request = _unguided(subject.request) if name == "components" else subject.request
+    variant = variant_of(request)
+    check_start(subject.settings, subject.checkpoint, {(variant.bucket, request.steps, variant.guided): 1})
+    supply = supply_variants(subject.settings, subject.checkpoint, [variant])
+    return None if supply is None else supply.folder
 
 
 def clip_of(preset: Preset, checkpoint: Checkpoint, changes: Mapping[str, Any]) -> RenderRequest:
@@ -249,7 +260,9 @@ def _leg(name: str, subject: Subject, exact: Capture | None, start: Callable[[],
 def _walk(engine: Engine, subject: Subject, capture: Capture) -> None:
     """The reference's own trajectory: the inputs of all that is compared."""
     taps = [f"{what}.{place}" for place in range(subject.request.steps) for what in ("latents", "velocity")]
-    capture.arrays |= _denoised(engine, subject, subject.request, DenoiseOptions(taps=tuple(taps)), capture.stages)
+    found = _collected(engine, subject, subject.request, DenoiseOptions(taps=tuple(taps)))
+    capture.arrays |= found.arrays
+    capture.stages += found.stages
 
 
 def _trim(capture: Capture) -> None:
@@ -261,8 +274,9 @@ def _trim(capture: Capture) -> None:
 
 
 def _components(engine: Engine, subject: Subject, capture: Capture, exact: Capture) -> None:
-    unguided = replace(subject.request, guidance_high=1.0, guidance_low=1.0)
-    capture.arrays["text encoder"] = _denoised(engine, subject, unguided, DenoiseOptions(stop=0, taps=(TEXT,)))[TEXT]
+    unguided = _unguided(subject.request)
+    text = _collected(engine, subject, unguided, DenoiseOptions(stop=0, taps=(TEXT,)))
+    capture.arrays["text encoder"] = text.arrays[TEXT]
     last = len(exact.stages) - 1
     experts = {"high-noise expert": 0}
     if exact.stages[last] != HIGH:
@@ -270,6 +284,11 @@ def _components(engine: Engine, subject: Subject, capture: Capture, exact: Captu
     for name, place in experts.items():
         capture.arrays[name] = _velocity(engine, subject, unguided, place, exact)
     capture.arrays["decoder"] = decoded(engine, subject.request, exact.arrays[f"latents.{last + 1}"])
+
+
+def _unguided(request: RenderRequest) -> RenderRequest:
+    """The clip with one pass a step."""
+    return replace(request, guidance_high=1.0, guidance_low=1.0)
 
 
 def _steps(engine: Engine, subject: Subject, capture: Capture, exact: Capture) -> None:
@@ -284,7 +303,7 @@ def _steps(engine: Engine, subject: Subject, capture: Capture, exact: Capture) -
 def _whole(engine: Engine, subject: Subject, capture: Capture, exact: Capture) -> None:
     last = f"latents.{subject.request.steps}"
     if capture is not exact:
-        capture.arrays |= _denoised(engine, subject, subject.request, DenoiseOptions())
+        capture.arrays |= _collected(engine, subject, subject.request, DenoiseOptions()).arrays
     capture.arrays["final latents"] = capture.arrays[last]
     capture.arrays["frames"] = decoded(engine, subject.request, capture.arrays[last])
 
@@ -296,24 +315,13 @@ _BOUNDS: Final = {"decoder": FRAMES_BOUND, "frames": FRAMES_BOUND, "final latent
 def _velocity(engine: Engine, subject: Subject, request: RenderRequest, place: int, exact: Capture) -> Array:
     tap = f"velocity.{place}"
     start = (place, exact.arrays[f"latents.{place}"])
-    return _denoised(engine, subject, request, DenoiseOptions(start=start, stop=place + 1, taps=(tap,)))[tap]
+    options = DenoiseOptions(start=start, stop=place + 1, taps=(tap,))
+    return _collected(engine, subject, request, options).arrays[tap]
 
 
-def _denoised(
-    engine: Engine, subject: Subject, request: RenderRequest, options: DenoiseOptions, stages: list[str] | None = None
-) -> dict[str, Array]:
-    """Taps and last latents; fills `stages` with the expert of each step."""
-    text = finish(engine.text([request])).value[0]
-    found: dict[str, Array] = {}
-    for event in engine.denoise(request, text, replace(options, images=subject.images)):
-        if isinstance(event, Tap):
-            found[event.name] = event.array
-        elif isinstance(event, Step) and stages is not None:
-            stages.append(event.stage)
-        elif isinstance(event, Done):
-            last = request.steps if options.stop is None else options.stop
-            found[f"latents.{last}"] = event.value
-    return found
+def _collected(engine: Engine, subject: Subject, request: RenderRequest, options: DenoiseOptions) -> Collected:
+    """One walk with the subject's images."""
+    return collect(engine, request, replace(options, images=subject.images))
 
 
 def _rows(legs: Mapping[str, Capture], exact: Capture) -> list[Row]:
@@ -334,8 +342,10 @@ def _rows(legs: Mapping[str, Capture], exact: Capture) -> list[Row]:
 def _answer(
     name: str, subject: Subject, legs: Mapping[str, Capture], rows: list[Row], error: dict[str, str] | None
 ) -> dict[str, Any]:
-    verdict = "fail" if error else worst(rows)
-    errors = {row.step: row.ours.l2 if row.ratio is None else row.ratio for row in rows if row.step is not None}
+    verdict = "fail" if error else worst([row.verdict for row in rows])
+    ratios = {row.step: row.ratio for row in rows if row.step is not None and row.ratio is not None}
+    lengths = {row.step: row.ours.l2 for row in rows if row.step is not None}
+    errors = ratios if len(ratios) == len(lengths) else lengths  # a trend has one unit
     return {
         "format": FORMAT,
         "tier": name,

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from batch_gen.cli import app, invoke
-from batch_gen.commands.run import check_device, check_neuron
 from batch_gen.errors import EnvironmentFault
 from batch_gen.flags import FLAGS, OPERATIONAL, SEMANTIC
+from batch_gen.preflight import check_device, check_neuron
 
 ROOT = Path(__file__).resolve().parents[2]
 SEMANTIC_FLAGS = {
@@ -100,7 +100,7 @@ def test_every_command_reaches_a_bucket_alike(name):
 
 def test_a_device_that_is_not_here_is_exit_2(monkeypatch):
     """A missing device is no accident that a restart could mend: exit 2, not 75."""
-    monkeypatch.setattr("batch_gen.commands.run.Path.exists", lambda _path: False)
+    monkeypatch.setattr("batch_gen.preflight.Path.exists", lambda _path: False)
     with pytest.raises(EnvironmentFault, match="--device cpu") as caught:
         check_device("cuda")
     assert caught.value.exit_code == 2

@@ -12,6 +12,7 @@ from batch_gen.fake_engine import FakeOptions
 from batch_gen.regress.approve import Decision, approve, retire_variant, the_night
 from batch_gen.regress.baseline import find_baselines, history
 from batch_gen.regress.log import lines, story
+from batch_gen.regress.results import Approval
 from tests.regression import make_setup, render_night, store_of
 
 KIM = Decision("Kim", "first look")
@@ -116,3 +117,93 @@ def test_mistakes_are_refused_with_what_is_there(setup, call, words):
     render_night(setup, "n2", FakeOptions(faults={"*": "device"}))
     with pytest.raises(UsageError, match=words):
         call(setup.store)
+
+
+class Timeless:
+    """The engine that it wraps, which sees one rate of frames whatever was asked: pixels do not depend on it."""
+
+    def __init__(self, engine, fps):
+        self.engine, self.fps = engine, fps
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    def denoise(self, request, text, options):
+        """As at that rate."""
+        return self.engine.denoise(replace(request, fps=self.fps), text, options)
+
+    def decode(self, request, latents):
+        """As at that rate."""
+        return self.engine.decode(replace(request, fps=self.fps), latents)
+
+
+def retold(night, **changes):
+    """The night with the same pixels, and something else in its fingerprint."""
+    return night.model_copy(update={"fingerprint": night.fingerprint.model_copy(update=changes)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checkpoint": "e" * 64},
+        {"settings": {"dtype": "bfloat16"}},
+        {"numerics_key": "0" * 16},
+    ],
+)
+def test_equal_pixels_of_something_else_are_a_variant_of_their_own(setup, change):
+    """A checkpoint that was saved again, other settings, other numerics: approved once more, beside the old one."""
+    night = retold(the_night(setup.store, "small", "n0"), **change)
+    (made,) = approve(setup.store, night, ["base"], KIM)
+    old, new = find_baselines(setup.store, "small", "base", setup.platform.key)
+    assert (new.variant, new.frames_hash) == (made.variant, old.frames_hash)
+    assert new.variant != old.variant
+    assert approve(setup.store, night, ["base"], KIM) == []
+
+
+def test_a_request_that_changed_without_its_pixels_is_approved_and_then_green(setup):
+    """Half as many frames a second again show the same frames: new once, approved, exit 0 in the next night."""
+    usual = setup.requests[0].fps
+    faster = replace(setup, requests=tuple(replace(one, fps=one.fps * 3 / 2) for one in setup.requests))
+    night = render_night(faster, "n2", wrap=lambda engine: Timeless(engine, usual))
+    assert night.exit_code == 6
+    assert night.case("base").frames_hash == the_night(setup.store, "small", "n0").case("base").frames_hash
+    assert [one.case for one in approve(setup.store, night, [], KIM)] == ["base", "still"]
+    assert render_night(faster, "n3", wrap=lambda engine: Timeless(engine, usual)).exit_code == 0
+    assert render_night(setup, "n4").exit_code == 0
+
+
+def test_a_checkpoint_that_was_saved_again_gets_its_exact_gate_back(setup):
+    """Other bytes of the same weights are not comparable by bits until they are approved by name."""
+    again = replace(setup, checkpoint=replace(setup.checkpoint, digest="e" * 64))
+    night = render_night(again, "n2")
+    assert gate_of(night).note == "not comparable: checkpoint"
+    approve(setup.store, night, ["base"], KIM)
+    assert gate_of(render_night(again, "n3")).verdict == "pass"
+
+
+def gate_of(night):
+    """What the exact gate says of `base`."""
+    return next(gate for gate in night.case("base").gates if gate.gate == "frames_hash")
+
+
+@pytest.fixture
+def aged(setup):
+    """The setup with its approvals under the names of older versions; returns the name of `base`'s."""
+    for listed in list(setup.store.list("regress/small/baselines/")):
+        old = Approval.model_validate_json(setup.store.get(listed.key).body)
+        name = f"{old.frames_hash[:16]}-{old.fingerprint.numerics_key[:8]}"
+        setup.store.delete(listed.key)
+        key = f"{listed.key.rpartition('/')[0]}/{name}.json"
+        setup.store.create(key, old.model_copy(update={"variant": name}).to_bytes())
+    (approval,) = find_baselines(setup.store, "small", "base", setup.platform.key)
+    return approval.variant
+
+
+def test_older_names_of_variants_hold_as_before(setup, aged):
+    """A baseline from before names told the request: compared with, not approved twice, retired under its own name."""
+    night = render_night(setup, "n2")
+    assert (night.case("base").verdict, night.case("base").baseline) == ("pass", aged)
+    assert approve(setup.store, night, ["base"], KIM) == []
+    retire_variant(setup.store, night, "base", aged, KIM)
+    with pytest.raises(UsageError, match=f"{aged} of base was retired"):
+        approve(setup.store, night, ["base"], KIM)

@@ -10,7 +10,7 @@ import pytest
 
 from batch_gen.errors import UsageError
 from batch_gen.fake_engine import FakeEngine, FakeOptions
-from batch_gen.regress.calibrate import calibrate, conclude, with_proposals
+from batch_gen.regress.calibrate import calibrate, conclude, with_margin, with_proposals
 from batch_gen.regress.gates import Clip, judge_clip
 from batch_gen.regress.render import Bench
 from batch_gen.regress.suite import SuiteFile
@@ -111,3 +111,51 @@ def test_one_render_has_no_noise(tmp_path):
     lower = make_setup(tmp_path, dtype="bfloat16")
     with pytest.raises(UsageError, match="--dtype float32"):
         calibrate(lower, 2, noisy_benches(0), bf16=True)
+
+
+def test_limits_of_a_single_case_are_held_against_its_own_noise(tmp_path):
+    """A case that asks for 90 dB where its repeats agree to less is refused by name, and its own limit is proposed."""
+    setup = make_setup(tmp_path, {"limits": {"exact": False}, "cases": {"still": {"psnr_min": 90}}})
+    found = calibrate(setup, 2, noisy_benches(1))
+    assert "psnr_min" not in found.proposals
+    assert found.case_proposals["still"]["psnr_min"] < found.noise["psnr_min"] + 20 < 90
+    assert [line for line in found.refused if line.startswith("cases.still.psnr_min 90.0: noise")]
+    file = SuiteFile.model_validate(with_proposals(setup.file, found))
+    assert file.limits_of("still").psnr_min == found.case_proposals["still"]["psnr_min"]
+    assert file.limits_of("base").psnr_min == 35
+
+
+def test_the_noise_of_a_case_with_limits_of_its_own_widens_nobody_elses(tmp_path):
+    """A noisy case that has a wide limit of its own leaves the suite's limit alone."""
+    own = {"psnr_min": 1, "ssim_min": -1, "good_psnr": 1, "good_ssim": -1}
+    setup = make_setup(tmp_path, {"limits": {"exact": False}, "cases": dict.fromkeys(("base", "still"), own)})
+    found = calibrate(setup, 2, noisy_benches(12))
+    assert found.noise["psnr_min"] < 35
+    assert not {*found.proposals} & {*own}
+    assert not [line for line in found.refused if "psnr" in line or "ssim" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "noise", "limit"),
+    [
+        ("ssim_min", -0.015, -1.0),
+        ("prompt_following", 3, 4),
+        ("psnr_min", 4.0, 0.0),
+        ("good_psnr", 4.0, 3.0),
+        ("good_ssim", -0.5, -1.0),
+        ("latents_cosine", -0.2, -1.0),
+        ("vmaf", 10.0, 0.0),
+        ("latents_error", 0.1, 0.2),
+    ],
+)
+def test_a_proposal_is_a_value_that_the_limit_may_have(name, noise, limit):
+    """However strong the noise, what is proposed lies inside the bounds of its limit."""
+    assert with_margin(name, noise) == limit
+    SuiteFile.model_validate({"limits": {name: limit}})
+
+
+def test_proposals_of_strong_noise_are_read_back(tmp_path):
+    """The file that calibration writes for a machine of pure noise is a file that a suite takes."""
+    setup = make_setup(tmp_path)
+    found = calibrate(setup, 2, noisy_benches(250))
+    assert SuiteFile.model_validate(with_proposals(setup.file, found)).limits_of("base").ssim_min < 0.95

@@ -111,6 +111,24 @@ def test_memory_is_held_against_the_median(week):
     assert night_memory(_heavy(nights[0], 0).cases, nights, Limits()) == []
 
 
+def test_memory_of_other_cases_is_not_compared(week):
+    """A case that was not rendered, or whose request was another one, makes a night's peak another figure."""
+    nights = [_heavy(night, 1000) for night in last_nights(week.store, "small", before="n7")]
+    fat = _heavy(nights[0], 1200).cases
+    for change in ({"request_digest": "0" * 64}, {"timings": {}}):
+        others = [_changed(night, **change) for night in nights]
+        assert [gate.verdict for gate in night_memory(fat, others, Limits())] == ["not_comparable"]
+        mixed = [*others[:4], *nights[4:]]
+        assert [gate.verdict for gate in night_memory(fat, mixed, Limits())] == ["fail"]
+    bigger = [_changed(night, request_digest="0" * 64, peak_rss_bytes=9000) for night in nights[:4]]
+    assert [gate.verdict for gate in night_memory(fat, [*bigger, *nights[4:]], Limits())] == ["fail"]
+
+
+def _changed(night, **changes):
+    first, *rest = night.cases
+    return night.model_copy(update={"cases": (first.model_copy(update=changes), *rest)})
+
+
 def _slower(case):
     return case.model_copy(update={"timings": {stage: 10 * seconds for stage, seconds in case.timings.items()}})
 

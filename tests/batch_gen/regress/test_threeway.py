@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from batch_gen.regress.threeway import judge, worst
+from batch_gen.regress.results import worst
+from batch_gen.regress.threeway import judge
 
 RNG = np.random.default_rng(3)
 EXACT = RNG.standard_normal((16, 24, 40)).astype(np.float32)
@@ -37,6 +38,12 @@ CASES = {
     "another sign beside a very bad reference": (-EXACT, noisy(3.0, 2), "fail"),
     "not a number": (spoiled(EXACT, 0, np.nan), noisy(2e-2, 2), "fail"),
     "another shape": (EXACT[:2], noisy(2e-2, 2), "fail"),
+    "beside a reference of no numbers": (noisy(2e-2), spoiled(EXACT, 0, np.nan), "fail"),
+    "beside an infinite reference": (noisy(2e-2), spoiled(EXACT, 0, np.inf), "fail"),
+    "beside a reference of another shape": (noisy(2e-2), EXACT[:2], "fail"),
+    "a little outside the bound, beside a reference of no numbers": (noisy(2e-5), spoiled(EXACT, 0, np.nan), "warn"),
+    "within the bound, beside a reference of no numbers": (noisy(5e-6), spoiled(EXACT, 0, np.nan), "pass"),
+    "not a number, beside another": (spoiled(EXACT, 0, np.nan), spoiled(EXACT, 0, np.nan), "fail"),
 }
 
 
@@ -70,6 +77,15 @@ def test_bytes_do_not_wrap():
 def test_the_worst_row_counts():
     """One failing row fails a tier, without rows nothing failed."""
     rows = [judge("value", (ours, working, EXACT), 1e-5) for ours, working, _ in CASES.values()]
-    assert worst(rows) == "fail"
-    assert worst([row for row in rows if row.verdict != "fail"]) == "warn"
+    assert worst([row.verdict for row in rows]) == "fail"
+    assert worst([row.verdict for row in rows if row.verdict != "fail"]) == "warn"
     assert worst([]) == "pass"
+
+
+def test_a_reference_of_no_numbers_is_named():
+    """There is no ratio to what is no number, and the reason says whose values they are."""
+    row = judge("value", (noisy(2e-2), spoiled(EXACT, 0, np.nan), EXACT), 1e-5)
+    assert (row.ratio, row.largest_ratio, row.overlap) == (None, None, None)
+    assert "the reference in this dtype holds values that are no numbers" in row.why
+    broken = judge("value", (EXACT, EXACT, spoiled(EXACT, 0, np.inf)), 1e-5)
+    assert (broken.verdict, "the float32 reference holds" in broken.why) == ("fail", True)
