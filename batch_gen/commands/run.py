@@ -65,7 +65,8 @@ def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) ->
     if result.reason:
         lines.append(f"{result.reason}; start the same command again to go on")
     if result.num_quarantined:
-        lines.append(f"next       batch-gen status {out}   (why clips were set aside; batch-gen retry {out} gives them another round)")
+        lines.append(f"next       batch-gen status {out}   (why clips were set aside)")
+        lines.append(f"           batch-gen retry {out}   (another round for them)")
     else:
         again = shlex.join(["batch-gen", "run", *sources, *flags_again(given), "--out", result.out])
         lines.append(f"next       {again}   (resumes; renders nothing twice)")

@@ -149,7 +149,7 @@ def _store(found: Estimate) -> Iterator[str]:
     store = found.totals["store"]
     yield ""
     yield "store     if the output is on S3"
-    yield f"    {'files, bytes':<28}{store['file_bytes']:>20,}  by bits per pixel of the codec; content decides, three times up or down"
+    yield f"    {'files, bytes':<28}{store['file_bytes']:>20,}  by the codec's bits per pixel; content may triple it"
     yield f"    {'records, bytes':<28}{store['record_bytes']:>20,}"
     yield f"    {'weights, bytes':<28}{store['weights_bytes']:>20,}  read once a machine, if they lie on S3"
     yield f"    {'PUT requests':<28}{store['put_requests']:>20,}"

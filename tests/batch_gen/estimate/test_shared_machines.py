@@ -151,7 +151,7 @@ def test_ignore_memory_holds_for_mesh_auto(capsys):
     arguments += ["--dtype", "float32"]
     for mesh in ([], ["--mesh", "auto"]):
         assert invoke([*arguments, *mesh]) == 2
-        assert "use a larger mesh or a smaller size, or --ignore-memory" in capsys.readouterr().err
+        assert "use a larger mesh, a smaller size, another --profile, or --ignore-memory" in capsys.readouterr().err
         assert invoke([*arguments, *mesh, "--ignore-memory"]) == 0
         assert "DOES NOT FIT" in capsys.readouterr().out
 
