@@ -24,7 +24,7 @@ from batch_gen.graphs.supply import check_compiler
 from batch_gen.images import ImageReader
 from batch_gen.launch import RemoteEngine
 from batch_gen.lease import Owner
-from batch_gen.placement import spec_of
+from batch_gen.placement import for_rehearsal, spec_of
 from batch_gen.prepare import Prepared, check_run_memory, prepare, store_options
 from batch_gen.request import RenderRequest
 from batch_gen.storage.base import open_store
@@ -113,6 +113,6 @@ def yard_of(prepared: Prepared, folder: Path) -> Yard:
 
 def _starter(prepared: Prepared, folder: Path) -> Callable[[Path], Engine]:
     def start(cache: Path) -> Engine:
-        return RemoteEngine(spec_of(prepared.settings, prepared.checkpoint, folder / "ranks", 0, cache))
+        return RemoteEngine(for_rehearsal(spec_of(prepared.settings, prepared.checkpoint, folder / "ranks", 0, cache)))
 
     return start

@@ -11,11 +11,13 @@ from typing import Any, Final
 import click
 
 from batch_gen.drain import again_on_sigterm
+from batch_gen.environment import cuda_devices
 from batch_gen.errors import BatchGenError, EnvironmentFault
 from batch_gen.estimate.published import refuse_published
 from batch_gen.flags import FLAGS
 from batch_gen.graphs.supply import supply_graphs
 from batch_gen.notify import target_of
+from batch_gen.placement import check_gpus
 from batch_gen.prepare import check_run_memory, prepare
 from batch_gen.presence import last_words
 from batch_gen.worker import Result, work
@@ -43,6 +45,7 @@ def _render(sources: Sequence[str], given: Mapping[str, Any]) -> Result:
     prepared = prepare(sources, given)
     refuse_published(prepared.checkpoint)
     check_device(prepared.settings.device)
+    check_gpus(prepared.settings, prepared.settings.replicas, cuda_devices())
     if prepared.settings.on_clip is not None:
         target_of(prepared.settings.on_clip)
     check_run_memory(prepared)
@@ -77,7 +80,7 @@ def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) ->
     lines = [f"{made}; this worker: {result.summary}", f"clips      {result.out}/clips"]
     lines += [f"index      {result.out}/clips.parquet", f"metrics    {result.out}/metrics.parquet"]
     if result.graphs is not None:
-        lines.append(f"graphs     {result.graphs['hits']} from the cache, {result.graphs['misses']} compiled here")
+        lines.append(f"graphs     {result.graphs['hits']} in the cache before, {result.graphs['misses']} compiled here")
     lines.append(f"report     batch-gen report {out}   (then open {result.out}/report/index.html)")
     lines += cost
     if result.reason:
