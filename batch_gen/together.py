@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
 def shape_of(request: RenderRequest) -> tuple[Hashable, ...]:
     """What clips must share to be denoised together, as far as a request tells."""
-    return (
-        request.bucket,
-        request.steps,
-        request.guidance_high,
-        request.guidance_low,
-        request.flow_shift,
-        request.negative_prompt,
-    )
+    return (*batch_of(request), request.negative_prompt)
+
+
+def batch_of(request: RenderRequest) -> tuple[Hashable, ...]:
+    """What decides the batches of a clip's steps, apart from the lengths of its texts."""
+    return (request.bucket, request.steps, request.guidance_high, request.guidance_low, request.flow_shift)
 
 
 class Ahead:
@@ -95,7 +93,7 @@ class Ahead:
 
     def _prove(self, group: Sequence[RenderRequest], found: Sequence[Latents]) -> Iterator[Step]:
         """The self-check, once for each kind of batch: its steps, counted over the group, are its signs of life."""
-        key = (shape_of(group[0]), self._alike(group[0]), len(group))
+        key = (batch_of(group[0]), self._alike(group[0]), len(group))
         if key in self._proved:
             return
         num_steps = 0

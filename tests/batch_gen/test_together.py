@@ -90,6 +90,8 @@ def test_each_kind_of_batch_is_checked(change):
     assert len(machine.alone_calls) == 2
     machine.made(*clips(2, **change))
     assert len(machine.alone_calls) == 4
+    machine.made(*clips(2, **change, negative_prompt="blurry"))
+    assert len(machine.alone_calls) == 4  # the words themselves shape no batch
 
 
 def test_other_bits_are_refused_with_the_reason():
