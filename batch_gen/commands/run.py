@@ -59,7 +59,7 @@ def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) ->
     lines = [f"{made}; this worker: {result.summary}", f"clips      {result.out}/clips"]
     lines += [f"index      {result.out}/clips.parquet", f"metrics    {result.out}/metrics.parquet"]
     if result.graphs is not None:
-        lines.append(f"graphs     {result.graphs['hits']} from the cache, {result.graphs['misses']} compiled here")
+        lines.append(f"graphs     {result.graphs['hits']} in the cache before, {result.graphs['misses']} compiled here")
     lines.append(f"report     batch-gen report {out}   (then open {result.out}/report/index.html)")
     lines += cost
     if result.reason:

@@ -1,14 +1,15 @@
 """Machines as the estimate sees them: cores, arithmetic, memory, links, price. Every figure names its source.
 
-A Neuron rank has a core and its memory to itself. On a CPU and on a CUDA device all ranks of all replicas share both.
+A Neuron rank has a core and its memory to itself, a CUDA rank a device. On a CPU all ranks of all replicas share both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from batch_gen.config import Settings, num_cpus
+from batch_gen.environment import cuda_devices
 from batch_gen.memory import limit_bytes
 
 Kind = Literal["neuron", "cuda", "cpu"]
@@ -23,10 +24,10 @@ class Machine:
     Args:
         name: for people.
         kind: which adders of memory apply.
-        num_cores: cores; on Neuron each takes one rank.
+        num_cores: cores, on CUDA devices; each takes one rank but on a CPU, whose ranks share them.
         bfloat16_flops: dense peak of one core per second.
         float32_flops: the same in float32.
-        memory_bytes: what one rank may hold on Neuron, all ranks together elsewhere.
+        memory_bytes: what one rank may hold, on a CPU all ranks together.
         link_bytes_per_s: what a rank sends to its neighbours.
         hop_s: latency of one hop of a collective.
         price_per_hour: USD, None where nobody can know.
@@ -50,7 +51,7 @@ class Machine:
     @property
     def is_shared(self) -> bool:
         """Whether ranks share cores and memory."""
-        return self.kind != "neuron"
+        return self.kind == "cpu"
 
     def flops(self, dtype: str) -> float:
         """Dense peak of one core in this dtype."""
@@ -122,6 +123,11 @@ CUDA: Final = Machine(
 )
 
 
+def cuda_machine(num_devices: int) -> Machine:
+    """So many H200; each rank has one of its own."""
+    return CUDA if num_devices == 1 else replace(CUDA, name=f"{num_devices} H200", num_cores=num_devices)
+
+
 def cpu_machine(num_cores: int, memory_bytes: float, rank_threads: int | None = None) -> Machine:
     """A CPU machine; its ranks share cores and memory."""
     return Machine(
@@ -141,9 +147,13 @@ def cpu_machine(num_cores: int, memory_bytes: float, rank_threads: int | None = 
 
 
 def machine_of(settings: Settings) -> Machine:
-    """The machine that a profile means; a CPU machine is this one, or this container."""
+    """The machine that a profile means; a CPU machine is this one, or this container.
+
+    CUDA devices are as many as this process may use, or as the settings ask for where that is more: a plan may be made
+    elsewhere, and a start that lacks devices is refused by batch_gen/placement.py.
+    """
     if settings.device == "neuron":
         return TRN3 if settings.profile.startswith("trn3") else TRN2
     if settings.device == "cuda":
-        return CUDA
+        return cuda_machine(max(settings.mesh.num_ranks * settings.replicas, len(cuda_devices() or ())))
     return cpu_machine(num_cpus(), limit_bytes() * _USABLE_SHARE, settings.threads)

@@ -1,4 +1,4 @@
-"""Machines whose ranks share cores and memory: CPUs and CUDA devices."""
+"""Machines whose ranks share cores and memory, CPUs, and CUDA devices, of which each rank has one."""
 
 import json
 
@@ -7,6 +7,7 @@ import pytest
 from batch_gen.cli import invoke
 from batch_gen.config import load_preset, resolve
 from batch_gen.errors import ConfigError, MemoryTooSmall
+from batch_gen.estimate.choose import check_memory
 from batch_gen.estimate.machines import CUDA, TRN2, cpu_machine, machine_of
 from batch_gen.estimate.memory import footprint
 from batch_gen.estimate.ranking import Question, best, judge, rank
@@ -37,14 +38,25 @@ def test_more_cores_are_faster():
     assert four == pytest.approx(one / 4)
 
 
-@pytest.mark.parametrize("machine", [cpu_machine(16, 200e9), CUDA], ids=lambda machine: machine.kind)
-def test_replicas_are_not_free(machine):
+def test_replicas_are_not_free():
     """Four replicas make as many clips an hour as one, each four times slower, each with a quarter of the memory."""
+    machine = cpu_machine(16, 200e9)
     one, four = (judge(asked(machine), Degrees(), replicas) for replicas in (1, 4))
     assert four.clips_per_hour == pytest.approx(one.clips_per_hour)
     assert four.seconds_per_clip == pytest.approx(4 * one.seconds_per_clip)
     assert four.fullest.limit_bytes == machine.memory_bytes / 4
     assert four.fullest.peak_bytes == one.fullest.peak_bytes
+
+
+def test_each_rank_has_a_cuda_device():
+    """Four replicas on CUDA are four devices: four times the clips, each rank with a whole device's memory."""
+    settings = resolve({"model": "m", "out": "o", "replicas": 4}, load_preset("ti2v-5b", "ti2v-5b"), "cuda")
+    machine = machine_of(settings)
+    assert (machine.name, machine.num_cores) == ("4 H200", 4)
+    one, four = (judge(asked(machine), Degrees(), replicas) for replicas in (1, 4))
+    assert four.clips_per_hour == pytest.approx(4 * one.clips_per_hour)
+    assert four.fullest == one.fullest
+    assert one.fullest.limit_bytes == CUDA.memory_bytes
 
 
 def test_ranks_of_a_mesh_share_too():
@@ -107,15 +119,15 @@ def test_neuron_replicas_have_cores_of_their_own():
     assert four.fullest == one.fullest
 
 
-@pytest.mark.parametrize("profile", ["cpu", "cuda"])
-def test_mesh_auto_takes_replicas_elsewhere_than_on_neuron(profile, capsys):
-    """`--mesh auto --replicas 2` is one rank a replica, and the page says what they share."""
+@pytest.mark.parametrize(("profile", "shared"), [("cpu", True), ("cuda", False)])
+def test_mesh_auto_takes_replicas_elsewhere_than_on_neuron(profile, shared, capsys):
+    """`--mesh auto --replicas 2` is one rank a replica, and the page says what they share on a CPU."""
     arguments = ["plan", "--model", "pocket", "--profile", profile, "--mesh", "auto", "--replicas", "2"]
     assert invoke([*arguments, "--json"]) == 0
     chosen = json.loads(capsys.readouterr().out)["estimate"]["chosen"]
     assert (chosen["mesh"], chosen["replicas"]) == ("tp=1,cp=1,cfg=1", 2)
     assert invoke(arguments) == 0
-    assert "2 ranks on one machine, each with " in capsys.readouterr().out
+    assert ("2 ranks on one machine, each with " in capsys.readouterr().out) is shared
 
 
 @pytest.mark.parametrize("replicas", ["0", "65", "-1"])
@@ -158,10 +170,9 @@ def test_ignore_memory_holds_for_mesh_auto(capsys):
 
 def test_a_refusal_on_a_shared_machine_offers_no_mesh(capsys):
     """Where ranks share the memory a larger mesh is no way out; fewer replicas are, or else smaller clips."""
+    settings = resolve({"model": "m", "out": "o", "replicas": 2}, load_preset("ti2v-5b", "ti2v-5b"), "cpu")
+    with pytest.raises(MemoryTooSmall, match="2 ranks share the memory of 4 CPU cores: try one replica on --mesh tp=1"):
+        check_memory(settings, asked(cpu_machine(4, 60e9)))
     arguments = ["plan", "--model", "wan2.2-t2v-a14b", "--preset", "t2v-a14b-720p", "--profile", "cuda"]
-    assert invoke([*arguments, "--replicas", "2"]) == 2
-    shown = capsys.readouterr().err
-    assert "2 ranks share the memory of one H200: try one replica on --mesh tp=1" in shown
-    assert "larger tp" not in shown
     assert invoke([*arguments, "--dtype", "float32"]) == 2
     assert "no mesh of one H200 holds them: try smaller clips, --experts swap or" in capsys.readouterr().err
