@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from batch_gen.rules import FRAMES_STEP, MAX_INT32, MAX_SEED, NTSC, SERVED_BY
+from batch_gen.rules import FRAMES_STEP, MAX_SEED, NTSC, SERVED_BY
 
 if TYPE_CHECKING:
     from batch_gen.rules import Check, Rule
@@ -103,12 +103,13 @@ def _explain_range(check: Check, value: object) -> str:
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number):
         return "must be a finite number"
-    if check.high == MAX_INT32 and number < check.low:
+    if check.message and number < check.low:  # a bound with a reason above, and none worth a word below
         return f"must be at least {check.low:.0f}"
     if math.isinf(check.high):
         return f"must be above {check.low:g}" if check.open_low else f"must be at least {check.low:g}"
     nearest = check.low if number < check.low else check.high
-    return f"must be {check.low:.0f} to {check.high:.0f}; nearest is {nearest:.0f}"
+    reason = f" ({check.message})" if check.message else ""
+    return f"must be {check.low:.0f} to {check.high:.0f}{reason}; nearest is {nearest:.0f}"
 
 
 def _nearest(value: object, step: int, offset: int) -> str:

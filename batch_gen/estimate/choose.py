@@ -6,14 +6,17 @@ from collections.abc import Mapping
 
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Mesh, Preset, Settings
+from batch_gen.errors import MemoryTooSmall
 from batch_gen.estimate.machines import machine_of
 from batch_gen.estimate.memory import check_fits, footprint
 from batch_gen.estimate.ranking import Question, best, thinned
 from batch_gen.estimate.subject import Clips, subject_of
+from batch_gen.memory import limit_bytes
 from batch_gen.request import Bucket
 from models.parallel.layout import Degrees
 
 MAX_SHAPES = 8
+LATENT_COPIES = 3  # the latents, their velocity and what the solver keeps of the last step, float32 each
 Work = Mapping[tuple[Bucket, int, bool], int]
 
 
@@ -68,3 +71,23 @@ def check_memory(settings: Settings, question: Question) -> None:
     for clips in question.mix:
         found = footprint(question.subject, clips, placement, question.machine)
         check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory)
+
+
+def check_latents(settings: Settings, question: Question, have_bytes: int | None = None) -> None:
+    """Refuse a shape whose latents alone are more than this machine's memory, on whatever device it renders.
+
+    Args:
+        settings, question: of the run.
+        have_bytes: memory of the machine; None asks it.
+
+    Raises:
+        MemoryTooSmall: exit code 2, unless `--ignore-memory`: no start again would help.
+    """
+    vae, have = question.subject.vae, limit_bytes() if have_bytes is None else have_bytes
+    for bucket in {clips.bucket for clips in question.mix}:
+        places = (bucket.width // vae.scale_spatial) * (bucket.height // vae.scale_spatial)
+        need = LATENT_COPIES * 4 * vae.z_dim * places * ((bucket.num_frames - 1) // vae.scale_temporal + 1)
+        if need > have and not settings.ignore_memory:
+            raise MemoryTooSmall(
+                f"{bucket}: its latents alone need {need / 1e9:,.1f}e9 bytes and this machine has {have / 1e9:,.1f}e9"
+            )
