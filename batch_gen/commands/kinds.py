@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import click
 
+from batch_gen.errors import UsageError
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CASE: Final = re.compile(r"(?!\.+$)[A-Za-z0-9._-]{1,140}")
 
@@ -34,10 +36,11 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # as above
         self.what = what
         self._pattern = _CASE if what == "case" else _NAME
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name; click's own error where it would lead elsewhere. A suite may be given as its manifest."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - of click
+        """The name; UsageError where it would lead elsewhere. A suite may be given as its manifest."""
         text = str(value)
         is_manifest = self.what == "suite" and text.endswith(".parquet")
         if not is_manifest and not self._pattern.fullmatch(text.replace(":", "") if self.what == "night" else text):
-            self.fail(f"{value!r} is no name of a {self.what}: letters, digits, '.', '-' and '_' only.", param, ctx)
+            said = param.opts[0] if isinstance(param, click.Option) else self.what
+            raise UsageError(f"{said} {text}: expected the name of a {self.what}: letters, digits, '.', '-' and '_'")
         return text
