@@ -199,7 +199,18 @@ def media_fault(value: object) -> str | None:
         return None
     if scheme.group(1).lower() != "s3":
         return f"is a {scheme.group(1)}: address; only a local path, an s3:// URI or bytes: download it first"
+    if re.match(r"s3://[^/]*[@:]", value) or "X-Amz-Signature=" in value:
+        return "holds a password or a signature, which would be written into the run; give s3://bucket/key alone"
     return None if re.fullmatch(r"s3://[^/]+/.+", value, re.DOTALL) else "must be s3://bucket/key"
+
+
+def _without_secrets(text: str) -> str:
+    """An address without user, password and signature, which messages must not repeat; other text as it is."""
+    if "://" not in text:
+        return text
+    return re.sub(
+        r"(\?|&)(X-Amz-[A-Za-z-]+|Signature|sig|token)=[^&\s]*", r"\1\2=...", re.sub(r"://[^/\s]*@", "://...@", text)
+    )
 
 
 def conditioning_of(image: object, last_image: object) -> str:
@@ -252,5 +263,5 @@ def shown(value: object) -> str:
     """A cell for a message: printable ASCII, at most 60 characters."""
     if isinstance(value, bytes | bytearray | memoryview):
         return f"{len(value):,} bytes"
-    text = ascii(value) if isinstance(value, str) else str(value)
+    text = ascii(_without_secrets(value)) if isinstance(value, str) else str(value)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."

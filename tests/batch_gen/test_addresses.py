@@ -43,6 +43,26 @@ def test_no_command_takes_a_secret_in_an_address(manifest, tmp_path, capsys, com
     assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
+@pytest.mark.parametrize(
+    "image",
+    [
+        "s3://user:HUNTER2@bucket/a.png",
+        "s3://b/a.png?X-Amz-Signature=HUNTER2",
+        "https://user:HUNTER2@host/a.png",
+        "https://h/a.png?x=1&X-Amz-Signature=HUNTER2&y=2",
+    ],
+)
+def test_rows_hold_no_secret_addresses(manifest, capsys, image):
+    """An image's address with a password or a signature is a fault of its row, whose message shows neither."""
+    table = pq.read_table(manifest).append_column("image", pa.array([image]))
+    pq.write_table(table, manifest)
+    for flags in ([], ["--json"]):
+        assert invoke(["validate", manifest, "--model", "fake", *flags]) == 2
+        told = capsys.readouterr()
+        assert "image" in told.out + told.err
+        assert "HUNTER2" not in told.out + told.err
+
+
 @pytest.mark.parametrize("command", ["status", "verify", "retry", "clean", "report", "cancel"])
 def test_outputs_are_looked_at_without_secrets(capsys, command):
     """Commands that look at an output root refuse the same addresses and servers."""
