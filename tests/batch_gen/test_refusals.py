@@ -34,13 +34,20 @@ def write(width, num_frames=5):
     pq.write_table(pa.table(table), "a.parquet")
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "validate", "compile"])
+@pytest.mark.parametrize("command", ["run", "plan", "validate", "compile", "regress run"])
 def test_a_mesh_that_does_not_divide_the_model(manifest, tmp_path, capsys, command):
     """Heads that tp does not divide are told at once, with the degrees that do; no run is begun."""
     flags = ["--model", T2V, "--preset", "t2v-a14b-480p", "--mesh", "tp=3", "--out", "o"]
-    assert invoke([command, manifest, *flags]) == 2
+    assert invoke([*command.split(), manifest, *flags]) == 2
     assert "tp(3) must divide 40 heads and a feed-forward width of 13824; legal: 1, 2, 4" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [manifest]
+
+
+def test_a_fleet_is_not_ordered_for_a_mesh_that_cannot_be(manifest, capsys):
+    """submit holds the mesh against the checkpoint's own sizes, before it prints or uploads an order."""
+    flags = ["--model", "pocket", "--profile", "cpu", "--mesh", "tp=7", "--out", "s3://bucket/o", "--dry-run"]
+    assert invoke(["submit", manifest, *flags]) == 2
+    assert "tp(7) must divide" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,17 @@ def test_what_is_damaged_is_built_again(tmp_path, what, kind):
     assert build(yard(store, tmp_path, "c", never), WANTED).status == "found"
 
 
+@pytest.mark.s3
+@pytest.mark.parametrize("body", [b"edoc", b"c", None])
+def test_damage_on_s3_is_mended(s3_store, tmp_path, body):
+    """On an S3 server a changed, torn or lost file is found out and put right."""
+    build(yard(s3_store, tmp_path), WANTED)
+    s3_store.delete(BLOB) if body is None else s3_store.put(BLOB, body)
+    assert build(yard(s3_store, tmp_path, "b"), WANTED).status == "built"
+    assert s3_store.get(BLOB).body == b"code"
+    assert build(yard(s3_store, tmp_path, "c", never), WANTED).status == "found"
+
+
 def test_a_torn_set_is_written_again(tmp_path):
     """The list that the printed digest names is replaced when its bytes are not that digest's."""
     store = MemoryStore()
