@@ -18,6 +18,7 @@ import filelock
 from batch_gen.environment import PACKAGE_ROOT, cache_folder, child_environment
 from batch_gen.errors import CheckpointError, ConfigError, UsageError
 from batch_gen.request import ModelLimits
+from batch_gen.storage.address import check_address
 from batch_gen.storage.base import StoreOptions
 from batch_gen.weights import fetch_from_hub, fetch_from_store
 from models.entry import ConfigFiles, Limits
@@ -80,7 +81,9 @@ def open_checkpoint(name: str, store_options: StoreOptions | None = None, *, wei
 
     Raises:
         CheckpointError: not found, torn or of another kind; the message names the file.
+        UsageError: an address that may hold a secret.
     """
+    check_address("--model", name)
     if name == "fake" or name.startswith("fake:"):
         return Checkpoint(name, None, hashlib.sha256(name.encode()).hexdigest(), "pocket", ModelLimits(name="fake"), {})
     folder = _folder_of(name, store_options or StoreOptions(), weights=weights)

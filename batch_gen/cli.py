@@ -14,13 +14,14 @@ from typing import Any, TypeVar
 import click
 
 from batch_gen import __version__
+from batch_gen.commands.kinds import Amount
 from batch_gen.commands.lazy import RegressGroup
 from batch_gen.errors import BatchGenError
 from batch_gen.flags import FLAGS, Flag
 
 F = TypeVar("F", bound=Callable[..., Any])
 S3 = tuple(flag.name for flag in FLAGS if flag.name.startswith("s3-"))
-_TYPES: dict[str, Any] = {"str": str, "int": int, "float": float, "path": click.Path()}
+_TYPES: dict[str, Any] = {"str": str, "int": int, "float": Amount(), "path": click.Path()}
 
 
 def run_flags(*names: str) -> Callable[[F], F]:
@@ -124,7 +125,7 @@ def compile_(manifest: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Compile the graphs of MANIFEST ahead of time and pack them for other machines; prints the SHA-256 to trust.
 
     \b
-    Example: batch-gen compile m.parquet --profile trn2-480p --model s3://b/wan --graphs s3://b/graphs
+    Example: batch-gen compile m.parquet --profile trn2-480p --model s3://bucket/wan --graphs s3://bucket/g
     """
     from batch_gen.commands.compile_ import compile_graphs as command
 
@@ -325,23 +326,23 @@ def doctor(out: str | None, as_json: bool, **options: Any) -> int:
 @app.command()
 @click.argument("manifest", nargs=-1, required=True)
 @run_flags()
-@click.option("--nodes", type=int, default=1, help="Machines: 1 is a plain job, more are an array.  [default: 1]")
+@click.option("--nodes", type=int, default=None, help="Machines: 1 is a plain job, more are an array.  [default: 1]")
 @click.option("--queue", default=None, help="Batch job queue, name or ARN.  [default: batch-gen]")
 @click.option("--image", default=None, help="Container image by digest.")
 @click.option("--job-role", default=None, help="ARN of the role that workers act as.")
 @click.option("--execution-role", default=None, help="ARN of the role that pulls the image and writes logs.")
-@click.option("--attempts", type=int, default=10, help="Starts of one child at most.  [default: 10]")
+@click.option("--attempts", type=int, default=None, help="Starts of one child at most.  [default: 10]")
 @click.option("--tag", multiple=True, help="Cost allocation tag KEY=VALUE.")
-@click.option("--secret", multiple=True, help="Variable of the workers from Secrets Manager, NAME=ARN.")
+@click.option("--secret", multiple=True, help="Variable of the workers from Secrets Manager or SSM, NAME=ARN.")
 @click.option("--region", default=None, help="AWS region.")
 @click.option("--batch-endpoint", default=None, help="URL of another Batch endpoint.")
-@click.option("--local", type=int, default=0, help="Run as so many local processes instead, by Batch's own rules.")
+@click.option("--local", type=int, default=None, help="Run as so many local processes instead, by Batch's own rules.")
 @click.option("--dry-run", is_flag=True, help="Print the exact JSON; reads what the checks need, writes nothing.")
 def submit(manifest: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Check MANIFEST and every limit of AWS Batch, upload what is needed, and submit an array job.
 
     \b
-    Example: batch-gen submit m.parquet --out s3://b/run --model s3://b/wan --nodes 8 --image REPO@sha256:...
+    Example: batch-gen submit m.parquet --out s3://bucket/run --model s3://bucket/wan --nodes 8 --image REPO@sha256:...
     """
     from batch_gen.commands.submit import submit as command
     from batch_gen.flags import BY_KEY

@@ -23,6 +23,8 @@ from batch_gen.job_file import blame
 from batch_gen.request import SamplingDefaults
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+MAX_S = 366 * 86_400.0  # of a setting in seconds: threads and sockets cannot wait for ever longer times
+MAX_HOURS = 87_840.0  # ten years; as seconds it still is a number that AWS Batch takes
 RATE_KEY = "cost_per_s"
 _DEGREE = re.compile(r"\s*(\w+)\s*=\s*(\d+)\s*", re.ASCII)
 _PROFILE_KEYS: tuple[str, ...] = ("device", "mesh", "replicas", "attention", "kernels", "compile", "threads")
@@ -51,8 +53,8 @@ class Mesh(BaseModel):
     @classmethod
     def parse(cls, text: str) -> Mesh:
         """Parse `tp=2,cp=2,cfg=2`; axes that are left out are 1."""
-        found = [_DEGREE.fullmatch(part) for part in text.split(",") if part.strip()]
-        degrees = {match[1]: int(match[2]) for match in found if match is not None}
+        found = [_DEGREE.fullmatch(part) for part in text.split(",")]
+        degrees = {match[1]: int(match[2]) for match in found if match is not None and len(match[2]) <= 6}
         wrong = f"mesh {text!r}: expected degrees such as tp=2,cp=2,cfg=2 (cfg is 1 or 2)"
         if len(degrees) < len(found):
             raise ConfigError(wrong)
@@ -121,20 +123,20 @@ class Settings(BaseModel):
     shard: str | None
     assign: Literal["lease", "static"]
     chunk_requests: int | None = Field(None, ge=1, le=64)
-    lease_ttl: float = Field(ge=1.0)
+    lease_ttl: float = Field(ge=1.0, le=MAX_S)
     continue_: bool = Field(alias="continue")
     keep_latents: bool
     max_failures: str
     ok_with_quarantine: bool
     clips_per_step: int = Field(ge=1, le=64)
-    drain_budget: float = Field(ge=0.0)
+    drain_budget: float = Field(ge=0.0, le=MAX_S)
     block_list: str | None
     drain_at: str | None
     on_clip: str | None
     max_cost: float | None = Field(None, gt=0.0)
     price_per_hour: float | None = Field(None, gt=0.0)
-    max_hours: float | None = Field(None, gt=0.0)
-    stall_timeout: float | None = Field(None, gt=0.0)
+    max_hours: float | None = Field(None, gt=0.0, le=MAX_HOURS)
+    stall_timeout: float | None = Field(None, gt=0.0, le=MAX_S)
     require_same_numerics: bool
     no_token_check: bool
     ignore_memory: bool

@@ -1,7 +1,7 @@
 """When a worker must stop: signals, a deadline, or a message; one flag that everything looks at.
 
-SIGTERM and the first SIGINT ask for a drain: claim nothing new, finish what fits, release, exit 75. A second SIGINT
-ends at once. A hard guard ends the process when the drain itself hangs: interpreters may hang at exit in native code.
+`run`: SIGTERM and the first SIGINT ask for a drain: claim nothing new, finish what fits, release, exit 75. A second
+SIGINT ends at once. A hard guard ends the process when the drain hangs: interpreters may hang at exit in native code.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from batch_gen.errors import EXIT_AGAIN
+from batch_gen.errors import EXIT_AGAIN, Drained
 
 GRACE_S = 15.0
 
@@ -89,13 +90,47 @@ def again_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: os._exit(EXIT_AGAIN))
 
 
+class _Terminated(BaseException):
+    """SIGTERM arrived; no handler of errors in between may hold it up."""
+
+
+@contextmanager
+def unwound_by_sigterm(budget_s: float, words: str) -> Iterator[None]:
+    """SIGTERM unwinds what runs inside, which gives back what it holds, and ends the command with 75.
+
+    Args:
+        budget_s: seconds for that, after which the process ends anyway.
+        words: what has been given back, for people.
+
+    Raises:
+        Drained: SIGTERM came.
+    """
+    guards: list[threading.Timer] = []
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break the giving back
+        guards.append(guard_exit(budget_s + GRACE_S))
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    except _Terminated:
+        raise Drained(f"SIGTERM: {words}") from None
+    finally:
+        for guard in guards:
+            guard.cancel()
+        signal.signal(signal.SIGTERM, before)
+
+
 def _begin(drain: Drain, name: str) -> None:
     drain.request(name)
     guard_exit(drain.budget_s + GRACE_S)
 
 
-def guard_exit(after_s: float) -> None:
-    """End the process with 75 if it is still there after `after_s` seconds."""
+def guard_exit(after_s: float) -> threading.Timer:
+    """End the process with 75 if it is still there after `after_s` seconds, unless the timer is cancelled."""
     timer = threading.Timer(after_s, os._exit, args=(EXIT_AGAIN,))
     timer.daemon = True
     timer.start()
+    return timer

@@ -219,8 +219,16 @@ def feed_all(child: Child, arrays: Iterable[npt.NDArray[Any]], doing: str, folde
 
 def free_bytes(folder: Path) -> int:
     """Free bytes on the disk of `folder`, or of its nearest parent that exists."""
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def total_bytes(folder: Path) -> int:
+    """Bytes of the disk of `folder`, or of its nearest parent that exists, used ones too."""
+    return shutil.disk_usage(_existing(folder)).total
+
+
+def _existing(folder: Path) -> Path:
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
 
 
 def disk_full(folder: Path, doing: str) -> DiskFull:

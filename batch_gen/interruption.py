@@ -133,7 +133,8 @@ def drain_at(text: str, drain: Drain, wall: Callable[[], float] = time.time) -> 
     """
     moment = parse_moment(text)
     shown = moment.astimezone(UTC).isoformat(timespec="seconds")
-    timer = threading.Timer(max(0.0, moment.timestamp() - wall()), drain.request, args=(f"--drain-at {shown}",))
+    left_s = min(max(0.0, moment.timestamp() - wall()), threading.TIMEOUT_MAX)  # beyond it a thread cannot wait
+    timer = threading.Timer(left_s, drain.request, args=(f"--drain-at {shown}",))
     timer.daemon = True
     timer.start()
     return timer
@@ -147,4 +148,7 @@ def parse_moment(text: str) -> datetime:
         raise UsageError(f"--drain-at {text}: expected ISO 8601 with a zone, e.g. 2026-12-01T11:00:00Z") from error
     if moment.tzinfo is None:
         raise UsageError(f"--drain-at {text}: has no zone; write {text}Z for UTC")
-    return moment
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError as error:
+        raise UsageError(f"--drain-at {text}: lies outside the years 1 to 9999 in UTC") from error

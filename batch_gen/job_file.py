@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, Final
 
 import yaml
 
 from batch_gen import strict_yaml
-from batch_gen.errors import ConfigError
+from batch_gen.errors import ConfigError, UsageError
 from batch_gen.flags import BY_KEY, FLAGS, Flag
 from batch_gen.reach import reach
+from batch_gen.storage.address import check_address
 from batch_gen.storage.base import StoreOptions, open_store
 
 _MAPPINGS: Final = ("mesh",)
+_SHORT: Final = Repr()
+_SHORT.maxlevel = 2
 _WORDS: Final = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -55,6 +59,23 @@ def read_job_file(path: str | None, options: StoreOptions | None = None) -> dict
     return found
 
 
+def check_texts(layers: Mapping[str, Any]) -> None:
+    """No setting is an empty text: a variable of a script that was not set must not mean the default.
+
+    Raises:
+        UsageError: with the flag's name; values that may hold a secret are not repeated.
+    """
+    for flag in (BY_KEY[key] for key in layers if key in BY_KEY):
+        if flag.kind not in ("str", "path"):
+            continue
+        values = layers[flag.key] if flag.multiple else (layers[flag.key],)
+        for text in (value for value in values if isinstance(value, str)):
+            if not text.strip():
+                raise UsageError(f"--{flag.name} is empty; give it a value or leave it out")
+            if flag.key not in ("on_clip", "s3_endpoint", "where", "override"):
+                check_address(f"--{flag.name}", text)
+
+
 def blame(key: str, value: Any, given: Mapping[str, Any]) -> str:
     """Who said a setting, for messages: the job file with its key, the flag, or nobody (a default).
 
@@ -74,11 +95,15 @@ def read_text(what: str, path: str, options: StoreOptions | None) -> str:
 
     Raises:
         ConfigError: there is no such object; `what` it would have been is the message's first word.
+        UsageError: the address is none, or holds what may be a secret.
         OSError, UnicodeDecodeError: the file cannot be read, or is no text.
     """
     if "://" not in path:
         return Path(path).read_text("utf-8")
+    check_address(f"--{what}", path)
     root, _, name = path.rpartition("/")
+    if not name or root.endswith(":/"):
+        raise ConfigError(f"{what} {path}: names no object; use s3://bucket/prefix/file.yaml")
     blob = open_store(root, options).get(name)
     if blob is None:
         raise ConfigError(f"{what} {path}: no such object")
@@ -96,7 +121,7 @@ def _checked(path: str, flag: Flag, value: Any) -> Any:
 
 
 def _one(path: str, flag: Flag, value: Any) -> Any:
-    place = f"config {path}: {flag.key}: {value!r}"
+    place = f"config {path}: {flag.key}: {_SHORT.repr(value)}"
     if isinstance(flag.kind, tuple):
         plain = "off" if value is False else value  # what somebody wrote as off
         if plain not in flag.kind:

@@ -19,14 +19,24 @@ from batch_gen.blocklist import read_block_list
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
 from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, resolve
+from batch_gen.environment import worker_hint
 from batch_gen.errors import ConfigError, UsageError
-from batch_gen.estimate.choose import Work, check_heads, check_memory, preset_work, question_of, with_mesh
+from batch_gen.estimate.choose import (
+    Work,
+    check_latents,
+    check_memory,
+    degrees_of,
+    preset_work,
+    question_of,
+    with_mesh,
+)
 from batch_gen.estimate.published import published_checkpoint
 from batch_gen.estimate.ranking import Question
+from batch_gen.estimate.subject import subject_of
 from batch_gen.image_checks import ImageTable, check_images
 from batch_gen.images import ImageReader
 from batch_gen.interruption import parse_moment
-from batch_gen.job_file import read_job_file
+from batch_gen.job_file import check_texts, read_job_file
 from batch_gen.manifest import (
     Manifest,
     ManifestOptions,
@@ -39,9 +49,10 @@ from batch_gen.manifest import (
 from batch_gen.notify import check_target
 from batch_gen.reach import REACH, reach
 from batch_gen.request import Bucket, SamplingDefaults, clean_prompt
+from batch_gen.storage.address import check_address
 from batch_gen.storage.base import StoreOptions, open_store
 from batch_gen.telemetry import outlets
-from models.parallel.layout import Degrees, LayoutError, check_routable, plan_replicas
+from models.parallel.layout import LayoutError, check_routable, plan_replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any], *, weights: bool =
     Raises:
         UsageError, ConfigError, CheckpointError, ManifestError: exit code 2; nothing was started.
     """
+    for source in sources:
+        check_address("a manifest's address", source)
     layers = layers_of(given)
     layers["out"] = default_out(sources) if layers.get("out") is None else str(layers["out"])
     settings, preset, checkpoint = resolve_run(layers, weights=weights)
@@ -118,11 +131,12 @@ def layers_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Job file and flags, flags over it.
 
     Raises:
-        ConfigError: the job file is wrong. UsageError: an empty output root.
+        ConfigError: the job file is wrong. UsageError: an empty text, an address that is none or may hold a secret.
     """
+    check_texts(given)
     layers = {**read_job_file(given.get("config"), reach(given)), **given}
-    if layers.get("out") is not None and not str(layers["out"]).strip():
-        raise UsageError("--out is empty; name a folder or s3://bucket/prefix, or leave it out")
+    check_texts(layers)
+    reach(layers)
     return layers
 
 
@@ -149,6 +163,7 @@ def resolve_run(layers: Mapping[str, Any], *, weights: bool = True) -> tuple[Set
         values |= {"mesh": "tp=1", "replicas": 1 if replicas is None else replicas}
     settings = resolve(values, preset, str(layers.get("profile") or default_profile()))
     check_combinations(settings)
+    check_model_mesh(settings, checkpoint)
     return settings, preset, checkpoint
 
 
@@ -163,7 +178,6 @@ def place(settings: Settings, checkpoint: Checkpoint, work: Work, layers: Mappin
     Raises:
         ConfigError: the mesh does not divide the model. MemoryTooSmall: no mesh fits.
     """
-    check_heads(settings, checkpoint)
     question = question_of(settings, checkpoint, work) if is_auto(layers) else None
     if question is None:
         return settings
@@ -174,7 +188,7 @@ def place(settings: Settings, checkpoint: Checkpoint, work: Work, layers: Mappin
 
 
 def check_run_memory(prepared: Prepared) -> None:
-    """On Neuron what does not fit is known before the start.
+    """On Neuron what does not fit is known before the start; elsewhere, what never could.
 
     Raises:
         MemoryTooSmall: exit code 2, unless `--ignore-memory`.
@@ -185,8 +199,9 @@ def check_run_memory(prepared: Prepared) -> None:
 def check_work_memory(settings: Settings, checkpoint: Checkpoint, work: Work) -> None:
     """As `check_run_memory`, of clips that need not come from a manifest."""
     question = question_of(settings, checkpoint, work)
-    if settings.device == "neuron" and question is not None:
-        check_memory(settings, question)
+    if question is not None:
+        check = check_memory if settings.device == "neuron" else check_latents
+        check(settings, question)
 
 
 def check_combinations(settings: Settings) -> None:
@@ -201,6 +216,8 @@ def check_combinations(settings: Settings) -> None:
     read_block_list(settings.block_list)
     if settings.drain_at is not None:
         parse_moment(settings.drain_at)
+    if settings.shard is not None:
+        worker_hint(settings.shard)
     find_adapters(settings.lora, store_options(settings))
     check_mesh(settings)
     if settings.mesh.num_ranks > 1 and settings.model.partition(":")[0] == "fake":
@@ -266,7 +283,7 @@ def check_mesh(settings: Settings) -> None:
     Raises:
         ConfigError: with every factor, and what to use instead.
     """
-    degrees = Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
+    degrees = degrees_of(settings)
     num_cores = None if settings.device == "neuron" else degrees.size * settings.replicas
     try:
         layouts = plan_replicas(settings.layout, degrees, settings.replicas, num_cores)
@@ -275,6 +292,22 @@ def check_mesh(settings: Settings) -> None:
                 check_routable(layout)
     except LayoutError as error:
         raise ConfigError(f"mesh {settings.mesh}, {settings.replicas} replicas: {error}") from error
+
+
+def check_model_mesh(settings: Settings, checkpoint: Checkpoint) -> None:
+    """The mesh must divide the model, which every rank would find out for itself, late.
+
+    Raises:
+        ConfigError: with the degrees that do.
+    """
+    subject = subject_of(checkpoint) if settings.mesh.tp > 1 else None
+    if subject is None:
+        return
+    transformer = subject.wan.transformer
+    try:
+        degrees_of(settings).check_model(num_heads=transformer.num_attention_heads, ffn_width=transformer.ffn_dim)
+    except LayoutError as error:
+        raise ConfigError(f"--mesh, --model {checkpoint.name}: {error}") from error
 
 
 def default_out(sources: Sequence[str]) -> str:

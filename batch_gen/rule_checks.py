@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
-from batch_gen.rules import FRAMES_STEP, MAX_INT32, MAX_SEED, NTSC, SERVED_BY
+from batch_gen.rules import FRAMES_STEP, MAX_SEED, NTSC, SERVED_BY
 
 if TYPE_CHECKING:
     from batch_gen.rules import Check, Rule
@@ -104,12 +104,13 @@ def _explain_range(check: Check, value: object) -> str:
     number = float(value)  # type: ignore[arg-type]
     if not math.isfinite(number):
         return "must be a finite number"
-    if check.high == MAX_INT32 and number < check.low:
+    if check.message and number < check.low:  # a bound with a reason above, and none worth a word below
         return f"must be at least {check.low:.0f}"
     if math.isinf(check.high):
         return f"must be above {check.low:g}" if check.open_low else f"must be at least {check.low:g}"
     nearest = check.low if number < check.low else check.high
-    return f"must be {check.low:.0f} to {check.high:.0f}; nearest is {nearest:.0f}"
+    reason = f" ({check.message})" if check.message else ""
+    return f"must be {check.low:.0f} to {check.high:.0f}{reason}; nearest is {nearest:.0f}"
 
 
 def _nearest(value: object, step: int, offset: int) -> str:
@@ -199,7 +200,18 @@ def media_fault(value: object) -> str | None:
         return None
     if scheme.group(1).lower() != "s3":
         return f"is a {scheme.group(1)}: address; only a local path, an s3:// URI or bytes: download it first"
+    if re.match(r"s3://[^/]*[@:]", value) or "X-Amz-Signature=" in value:
+        return "holds a password or a signature, which would be written into the run; give s3://bucket/key alone"
     return None if re.fullmatch(r"s3://[^/]+/.+", value, re.DOTALL) else "must be s3://bucket/key"
+
+
+def _without_secrets(text: str) -> str:
+    """An address without user, password and signature, which messages must not repeat; other text as it is."""
+    if "://" not in text:
+        return text
+    return re.sub(
+        r"(\?|&)(X-Amz-[A-Za-z-]+|Signature|sig|token)=[^&\s]*", r"\1\2=...", re.sub(r"://[^/\s]*@", "://...@", text)
+    )
 
 
 def conditioning_of(image: object, last_image: object) -> str:
@@ -254,5 +266,5 @@ def shown(value: object) -> str:
     """A cell for a message: printable ASCII, at most 60 characters."""
     if isinstance(value, bytes | bytearray | memoryview):
         return f"{len(value):,} bytes"
-    text = ascii(value) if isinstance(value, str) else str(value)
+    text = ascii(_without_secrets(value)) if isinstance(value, str) else str(value)
     return text if len(text) <= MAX_VALUE_CHARS else f"{text[: MAX_VALUE_CHARS - 3]}..."

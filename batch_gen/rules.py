@@ -13,6 +13,10 @@ from typing import Final, Literal
 
 MAX_SEED: Final = 2**32 - 1
 MAX_INT32: Final = 2**31 - 1
+MAX_SIDE_PX: Final = 16_384
+"""The largest side that H.264 encoders take (x264 refuses more); a larger clip could be rendered and never written."""
+MAX_FRAMES: Final = 65_537
+"""Over an hour at 16 frames a second, in one clip that is denoised as a whole; what is longer is a typing error."""
 FRAMES_STEP: Final = 4
 WARN_TOKENS: Final = 320
 
@@ -75,10 +79,12 @@ class Rule:
     sampling: bool = False
 
 
-def _range(low: float, high: float, *, open_low: bool = False) -> Check:
-    return Check("range", low=low, high=high, open_low=open_low)
+def _range(low: float, high: float, *, open_low: bool = False, why: str = "") -> Check:
+    return Check("range", low=low, high=high, open_low=open_low, message=why)
 
 
+_SIDE: Final = _range(1, MAX_SIDE_PX, why="the largest side that video encoders take")
+_FRAMES: Final = _range(1, MAX_FRAMES, why="more than an hour of video in one clip")
 _PATH_LIKE: Final = (".", "..")
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -124,24 +130,24 @@ RULES: Final[tuple[Rule, ...]] = (
         "width",
         "int32",
         "preset",
-        "above 0, a multiple of the model's (16; 32 for the 5B)",
-        (_range(1, MAX_INT32), Check("multiple")),
+        "1 to 16384 (the largest side that H.264 encoders take), a multiple of the model's (16; 32 for the 5B)",
+        (_SIDE, Check("multiple")),
         sampling=True,
     ),
     Rule(
         "height",
         "int32",
         "preset",
-        "above 0, a multiple of the model's (16; 32 for the 5B)",
-        (_range(1, MAX_INT32), Check("multiple")),
+        "1 to 16384 (the largest side that H.264 encoders take), a multiple of the model's (16; 32 for the 5B)",
+        (_SIDE, Check("multiple")),
         sampling=True,
     ),
     Rule(
         "num_frames",
         "int32",
         "preset",
-        "4k+1: 1, 5, 9, ... 81",
-        (_range(1, MAX_INT32), Check("frames")),
+        "4k+1: 1, 5, 9, ... 81; at most 65537, over an hour of video",
+        (_FRAMES, Check("frames")),
         sampling=True,
     ),
     Rule(

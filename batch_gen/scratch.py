@@ -47,7 +47,19 @@ def needed_bytes(largest: VideoSpec, settings: EncodeSettings, num_in_flight: in
 
 
 def check_room(folder: Path, num_bytes: int) -> None:
-    """Raise DiskFull, before anything is started, unless `num_bytes` are free where `folder` lies."""
+    """Look, before anything is started, whether `num_bytes` are free where `folder` lies.
+
+    Raises:
+        DiskFull: not now.
+        EnvironmentFault: never, the disk is smaller; no start again would help.
+    """
+    total_bytes = ffmpeg.total_bytes(folder)
+    if total_bytes < num_bytes:
+        have, need = f"{total_bytes / 2**20:,.0f} MiB", f"{num_bytes / 2**20:,.0f} MiB"
+        raise EnvironmentFault(
+            f"scratch folder {folder} lies on a disk of {have} and the run may need {need}; name a larger disk with"
+            " --scratch, or render smaller clips or fewer replicas"
+        )
     free_bytes = ffmpeg.free_bytes(folder)
     if free_bytes < num_bytes:
         have, need = f"{free_bytes / 2**20:,.0f} MiB", f"{num_bytes / 2**20:,.0f} MiB"
@@ -64,7 +76,7 @@ def open_scratch(base: Path | str | None = None, num_bytes: int = 0) -> Iterator
 
     Raises:
         DiskFull: fewer than `num_bytes` are free after that.
-        EnvironmentFault: the folder cannot be made or written.
+        EnvironmentFault: the folder cannot be made or written, or its disk is smaller than that.
     """
     parent = Path(base or tempfile.gettempdir())
     lock: int | None = None

@@ -12,10 +12,11 @@ from typing import Any
 import click
 
 from batch_gen.commands.run import flags_again
+from batch_gen.drain import again_on_sigterm, unwound_by_sigterm
 from batch_gen.engine import Engine
 from batch_gen.environment import worker_name
 from batch_gen.errors import UsageError
-from batch_gen.graphs.artefact import GraphSet, get_document
+from batch_gen.graphs.artefact import ArtefactRefused, GraphSet, get_document
 from batch_gen.graphs.build import Built, Wanted, Yard, build_all
 from batch_gen.graphs.keys import Variant, facts_of, variant_of, variants_of
 from batch_gen.graphs.supply import check_compiler
@@ -36,8 +37,9 @@ def compile_graphs(sources: Sequence[str], given: Mapping[str, Any], as_json: bo
 
     Raises:
         UsageError: nothing to compile, or nowhere to put it.
-        ArtefactRefused: the store holds something torn or foreign under a key of ours.
+        Drained: SIGTERM; the lease is free again, and what was built before is in the store.
     """
+    again_on_sigterm()
     prepared = prepare(sources, given)
     check_compiles(prepared)
     check_start(prepared.settings, prepared.checkpoint, prepared.manifest.survey.work)
@@ -50,7 +52,8 @@ def compile_graphs(sources: Sequence[str], given: Mapping[str, Any], as_json: bo
             click.echo(f"{built.status}  {built.variant:<28} {size:<24} {built.seconds:7.1f} s  {built.key}")
 
     wanted = wanted_of(prepared)
-    with open_scratch(prepared.settings.scratch) as folder:
+    words = "the shape in the making was given up and its lease is free; finished shapes are in the store"
+    with unwound_by_sigterm(prepared.settings.drain_budget, words), open_scratch(prepared.settings.scratch) as folder:
         digest = build_all(yard_of(prepared, wanted, folder), wanted, tell)
     if as_json:
         click.echo(json.dumps({"graphs_digest": digest, "artefacts": [asdict(built) for built in done]}, indent=1))
@@ -69,12 +72,22 @@ def check_compiles(prepared: Prepared) -> None:
     if prepared.checkpoint.folder is None:
         raise UsageError("--model fake compiles nothing")
     if settings.compile == "off" or settings.compile_backend == "eager":
-        raise UsageError("nothing to compile with these settings: give --compile block or --compile model, not eager")
+        raise UsageError(
+            "nothing to compile with these settings: give --compile block or --compile model;"
+            " --compile-backend eager makes no machine code, so there is nothing to pack"
+        )
     check_compiler(settings)
     if settings.graphs is None:
         raise UsageError("--graphs must say where the compiled graphs go: a folder or s3://bucket/prefix")
     if settings.graphs_digest is not None:  # a wrong digest is a mistake that is cheap to see now
-        get_document(open_store(settings.graphs, store_options(settings)), "sets", settings.graphs_digest, GraphSet)
+        store = open_store(settings.graphs, store_options(settings))
+        try:
+            get_document(store, "sets", settings.graphs_digest, GraphSet)
+        except ArtefactRefused as error:
+            raise UsageError(
+                f"--graphs-digest {settings.graphs_digest}: {store.url} has no whole set of that digest; leave the flag"
+                " out here: compile builds what is missing or damaged and prints the digest to trust"
+            ) from error
 
 
 def wanted_of(prepared: Prepared) -> list[Wanted]:

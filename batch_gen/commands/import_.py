@@ -11,6 +11,7 @@ import click
 from batch_gen.errors import EXIT_OK
 from batch_gen.importing import grid as sweeps
 from batch_gen.importing.write import ImportOptions, Report, import_files
+from batch_gen.storage.address import check_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,8 @@ def import_(
     Raises:
         UsageError, ManifestError: Exit code 2; nothing is written.
     """
+    for place in (*sources, destination):
+        check_address("a file to import or to write", place)
     options = ImportOptions(
         sources=tuple(Path(source) for source in sources),
         destination=Path(destination),

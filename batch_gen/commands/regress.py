@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from batch_gen.cli import S3, given, run_flags
+from batch_gen.commands.kinds import Name
 from batch_gen.drain import again_on_sigterm
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, UsageError
 from batch_gen.reach import reach
@@ -60,7 +61,12 @@ def decision_flags(command: F) -> F:
 @click.command()
 @click.argument("suite", nargs=-1, required=True)
 @render_flags
-@click.option("--night", default=None, help="Name of the night; names sort by time.  [default: the moment, in UTC]")
+@click.option(
+    "--night",
+    type=Name("night"),
+    default=None,
+    help="Name of the night; names sort by time.  [default: the moment, in UTC]",
+)
 @click.option("--notify", default=None, help="A line of JSON when a state changed: - for stdout, or a webhook URL.")
 @click.option("--emf", is_flag=True, help="A line of CloudWatch metrics (EMF) on stderr at the end.")
 @_AS_JSON
@@ -92,11 +98,13 @@ def run(suite: tuple[str, ...], night: str | None, notify: str | None, emf: bool
 
 
 @click.command()
-@click.argument("suite")
+@click.argument("suite", type=Name("suite"))
 @run_flags("out", *S3)
-@click.option("--night", default=None, help="The night that is approved.  [default: the last one]")
-@click.option("--case", "cases", multiple=True, help="Only this case; default: all that are new or red.")
-@click.option("--retire", default=None, help="Take back this approved variant of the one --case instead.")
+@click.option("--night", type=Name("night"), default=None, help="The night that is approved.  [default: the last one]")
+@click.option("--case", "cases", type=Name("case"), multiple=True, help="Only this case; default: all new or red.")
+@click.option(
+    "--retire", type=Name("variant"), default=None, help="Take back this approved variant of the one --case instead."
+)
 @decision_flags
 @_AS_JSON
 def approve(
@@ -130,8 +138,8 @@ def approve(
 
 
 @click.command()
-@click.argument("suite")
-@click.argument("case")
+@click.argument("suite", type=Name("suite"))
+@click.argument("case", type=Name("case"))
 @run_flags("out", *S3)
 @_AS_JSON
 def log(suite: str, case: str, as_json: bool, **options: Any) -> int:

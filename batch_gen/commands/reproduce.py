@@ -25,6 +25,7 @@ from batch_gen.records import Record
 from batch_gen.request import RenderRequest
 from batch_gen.runfile import RunFile, load_run
 from batch_gen.scratch import open_scratch
+from batch_gen.storage.address import check_address
 from batch_gen.storage.base import open_store
 from batch_gen.worker import numerics_key
 
@@ -80,6 +81,7 @@ def load_original(path: str, given: Mapping[str, Any]) -> Original:
         UsageError: there is no such record under an output root.
         CheckFailed: it is no record.
     """
+    check_address("the record's address", path)
     root, separator, key = path.rpartition("/clips/")
     if not separator:
         raise UsageError(f"{path}: expected the path or URL of a record, OUT/clips/<2 hex>/<clip_id>.json")

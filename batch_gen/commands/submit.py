@@ -19,6 +19,7 @@ from batch_gen.prepare import Prepared, check_run_memory, layers_of, prepare, st
 from batch_gen.stop import check_stop, retire_stop
 from batch_gen.storage.base import Store, open_store
 from batch_gen.submit import limits
+from batch_gen.submit.asked import check_buckets, check_options, secrets_of, tags_of
 from batch_gen.submit.definition import SCRATCH, Fleet, job_definition, submission, worker_command
 from batch_gen.submit.local import exit_code_of, run_local
 from batch_gen.submit.upload import Upload, json_upload, manifest_uploads, upload
@@ -43,10 +44,12 @@ class Order:
 
 def submit(sources: Sequence[str], given: Mapping[str, Any], fleet_options: Mapping[str, Any], *, dry_run: bool) -> int:
     """Check everything, then submit (or print, or run here)."""
+    check_options(fleet_options, dry_run=dry_run)
     layers = layers_of(given)
     local = int(fleet_options.get("local") or 0)
     if not local:
         refuse_unreachable(layers)
+        check_buckets(layers, sources)
         if not dry_run and not fleet_options.get("image"):
             raise UsageError("--image must be given: the container image by digest (repository@sha256:...)")
     prepared = prepare(sources, given, weights=False)
@@ -55,7 +58,7 @@ def submit(sources: Sequence[str], given: Mapping[str, Any], fleet_options: Mapp
     if not local and prepared.question is not None and not {"profile", "device"} & layers.keys():
         refuse_this_machines_profile(prepared)
     if local:
-        return _run_here(sources, given, prepared, local)
+        return _run_here(sources, given, prepared, local_fleet(fleet_options))
     refuse_local_images(prepared)
     order = order_of(sources, layers, fleet_options, prepared)
     refuse(faults_of(order))
@@ -98,17 +101,20 @@ def fleet_of(options: Mapping[str, Any], prepared: Prepared) -> Fleet:
         num_nodes=int(options.get("nodes", 1)),
         attempts=int(options.get("attempts", 10)),
         deadline_s=None if hours is None else hours * 3600.0,
-        tags={"batch-gen-run": job_name(prepared), **dict(pair_of("--tag", text) for text in options.get("tag") or ())},
-        secrets=dict(pair_of("--secret", text) for text in options.get("secret") or ()),
+        tags={"batch-gen-run": job_name(prepared), **tags_of(options.get("tag") or ())},
+        secrets=secrets_of(options.get("secret") or ()),
     )
 
 
-def pair_of(flag: str, text: str) -> tuple[str, str]:
-    """Key and value of `--tag KEY=VALUE` and its like."""
-    key, found, value = text.partition("=")
-    if not found or not key:
-        raise UsageError(f"{flag} {text}: expected KEY=VALUE")
-    return key, value
+def local_fleet(options: Mapping[str, Any]) -> Fleet:
+    """So many processes of this machine, each started as often as a child of an array.
+
+    Raises:
+        ConfigError: attempts that Batch would not take.
+    """
+    fleet = Fleet("local", "none", num_nodes=int(options["local"]), attempts=int(options.get("attempts", 10)))
+    refuse(limits.retry_faults(job_definition(fleet)["retryStrategy"]))
+    return fleet
 
 
 def plan_of(prepared: Prepared) -> dict[str, Any]:
@@ -127,8 +133,6 @@ def faults_of(order: Order) -> Iterable[str]:
     yield from limits.size_faults(body)
     if fleet.deadline_s is not None:
         yield from limits.timeout_faults(definition["timeout"]["attemptDurationSeconds"], fleet.deadline_s)
-    if "@sha256:" not in fleet.image:
-        yield f"--image {fleet.image}: name the image by digest (repository@sha256:...), tags move"
     if fleet.secrets and not fleet.execution_role:
         yield "--secret needs --execution-role: it is that role that may read the secret"
     on_clip = str(order.config.get("on_clip", ""))
@@ -243,7 +247,7 @@ def _submit(store: Store, options: Mapping[str, Any], order: Order, prepared: Pr
     return EXIT_OK
 
 
-def _run_here(sources: Sequence[str], given: Mapping[str, Any], prepared: Prepared, local: int) -> int:
+def _run_here(sources: Sequence[str], given: Mapping[str, Any], prepared: Prepared, fleet: Fleet) -> int:
     settings = prepared.settings
     store = open_store(settings.out, store_options(settings))
     if settings.continue_:
@@ -251,8 +255,7 @@ def _run_here(sources: Sequence[str], given: Mapping[str, Any], prepared: Prepar
     check_stop(store)
     options = {key: value for key, value in given.items() if key not in ("out", "shard", "continue")}
     command = worker_command(sources, {**options, "model": settings.model, "out": settings.out})
-    definition = job_definition(Fleet("local", "none"))
-    children = run_local(command, local, definition["retryStrategy"])
+    children = run_local(command, fleet.num_nodes, job_definition(fleet)["retryStrategy"])
     for child in children:
         click.echo(f"child {child.index}: exit codes {', '.join(map(str, child.exit_codes))}")
     return exit_code_of(children)

@@ -7,16 +7,18 @@ from functools import partial
 
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Mesh, Preset, Settings
-from batch_gen.errors import ConfigError
+from batch_gen.errors import ConfigError, MemoryTooSmall
 from batch_gen.estimate.machines import machine_of
 from batch_gen.estimate.memory import check_fits, footprint
 from batch_gen.estimate.ranking import Question, best, rank, thinned
 from batch_gen.estimate.subject import Clips, subject_of
 from batch_gen.estimate.work import denoise_work
+from batch_gen.memory import limit_bytes
 from batch_gen.request import Bucket
-from models.parallel.layout import Degrees, LayoutError
+from models.parallel.layout import Degrees
 
 MAX_SHAPES = 8
+LATENT_COPIES = 3  # the latents, their velocity and what the solver keeps of the last step, float32 each
 Work = Mapping[tuple[Bucket, int, bool], int]
 
 
@@ -63,22 +65,6 @@ def degrees_of(settings: Settings) -> Degrees:
     return Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
 
 
-def check_heads(settings: Settings, checkpoint: Checkpoint) -> None:
-    """Refuse a tensor parallelism that does not divide the model, which the ranks would find out only later.
-
-    Raises:
-        ConfigError: with the degrees that do.
-    """
-    subject = None if settings.mesh.tp == 1 else subject_of(checkpoint)
-    if subject is None:
-        return
-    spec = subject.wan.transformer
-    try:
-        degrees_of(settings).check_model(num_heads=spec.num_attention_heads, ffn_width=spec.ffn_dim)
-    except LayoutError as error:
-        raise ConfigError(f"{subject.name}: {error}") from error
-
-
 def check_cores(settings: Settings, question: Question) -> None:
     """Refuse more ranks than the machine that is estimated has cores, where each rank needs one.
 
@@ -115,3 +101,23 @@ def _way_out(settings: Settings, question: Question) -> str | None:
         return share if machine.is_shared else None
     smaller = "smaller clips, --experts swap" if question.subject.wan.num_experts > 1 and not question.swap else ""
     return f"no mesh of {machine.name} holds them: try {smaller or 'smaller clips'} or a machine with more memory"
+
+
+def check_latents(settings: Settings, question: Question, have_bytes: int | None = None) -> None:
+    """Refuse a shape whose latents alone are more than this machine's memory, on whatever device it renders.
+
+    Args:
+        settings, question: of the run.
+        have_bytes: memory of the machine; None asks it.
+
+    Raises:
+        MemoryTooSmall: exit code 2, unless `--ignore-memory`: no start again would help.
+    """
+    vae, have = question.subject.vae, limit_bytes() if have_bytes is None else have_bytes
+    for bucket in {clips.bucket for clips in question.mix}:
+        places = (bucket.width // vae.scale_spatial) * (bucket.height // vae.scale_spatial)
+        need = LATENT_COPIES * 4 * vae.z_dim * places * ((bucket.num_frames - 1) // vae.scale_temporal + 1)
+        if need > have and not settings.ignore_memory:
+            raise MemoryTooSmall(
+                f"{bucket}: its latents alone need {need / 1e9:,.1f}e9 bytes and this machine has {have / 1e9:,.1f}e9"
+            )

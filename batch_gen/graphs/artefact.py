@@ -16,24 +16,31 @@ where a compiler finds it. Nothing here unpickles anything.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import Field, ValidationError
 
-from batch_gen.errors import EnvironmentFault
+from batch_gen.errors import DiskFull, EnvironmentFault
 from batch_gen.records import Strict
 from batch_gen.storage.base import AlreadyExists, Store, sha256_of
 
 FORMAT: Final = 1
 MAX_FILES: Final = 1_000_000
+MAX_NAME_BYTES: Final = 255  # of one part of a path, as file systems have it
+MAX_PATH_BYTES: Final = 1024
+NUM_LOOKS: Final = 16  # at blobs, at one time
 _SHA256: Final = "^[0-9a-f]{64}$"
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_AGAIN: Final = "run batch-gen compile again and use the digest that it prints"
 # Files that a cache needs while it works, or that only its own machine can use.
 _SKIPPED: Final = re.compile(r"\.(lock|tmp|part|pid)$|(^|/)(locks|precompiled_headers|\.git)/")
 Document = TypeVar("Document", bound=Strict)
@@ -71,7 +78,7 @@ class GraphSet(Strict):
     """Key -> SHA-256 of its artefact."""
 
     format: int = FORMAT
-    artefacts: dict[str, str]
+    artefacts: dict[str, Annotated[str, Field(pattern=_SHA256)]]
 
 
 class Pointer(Strict):
@@ -98,7 +105,7 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 
 def pack(store: Store, folder: Path, facts: Mapping[str, Any], built: Mapping[str, Any]) -> Written:
-    """Write a cache folder as the artefact of a key; blobs that the store has already are not sent again.
+    """Write a cache folder as the artefact of a key; blobs that the store has whole already are not sent again.
 
     Raises:
         EnvironmentFault: the folder is empty: nothing was compiled.
@@ -109,7 +116,7 @@ def pack(store: Store, folder: Path, facts: Mapping[str, Any], built: Mapping[st
             path=path.relative_to(folder).as_posix(), size_bytes=path.stat().st_size, sha256=sha256_of(path)
         )
         files.append(packed)
-        new_bytes += packed.size_bytes if _send(store, packed.sha256, path) else 0
+        new_bytes += packed.size_bytes if _send(store, packed, path) else 0
     if not files:
         raise EnvironmentFault(f"{folder}: the compiler left no file there; is its cache switched off?")
     artefact = Artefact(key=key_of(facts), facts=dict(facts), files=tuple(files), built=dict(built))
@@ -125,13 +132,16 @@ def cache_files(folder: Path) -> Iterator[Path]:
 
 
 def put_document(store: Store, prefix: str, document: Strict) -> str:
-    """Write a document under its own SHA-256; returns that."""
+    """Write a document under its own SHA-256, also over other bytes of that name; returns the SHA-256."""
     body = document.to_bytes()
     digest = hashlib.sha256(body).hexdigest()
+    key = f"{prefix}/{digest}.json"
     try:
-        store.create(f"{prefix}/{digest}.json", body, content_type="application/json")
+        store.create(key, body, content_type="application/json")
     except AlreadyExists:
-        get_document(store, prefix, digest, type(document))  # somebody else's bytes under our name are no document
+        blob = store.get(key)
+        if blob is None or blob.body != body:
+            store.put(key, body, content_type="application/json")
     return digest
 
 
@@ -144,16 +154,14 @@ def get_document(store: Store, prefix: str, digest: str, kind: type[Document]) -
     place = f"{store.url}/{prefix}/{digest}.json"
     blob = store.get(f"{prefix}/{digest}.json")
     if blob is None:
-        raise ArtefactRefused(f"{place}: missing; run batch-gen compile again")
+        raise ArtefactRefused(f"{place}: missing; {_AGAIN}")
     found = hashlib.sha256(blob.body).hexdigest()
     if found != digest:
-        raise ArtefactRefused(
-            f"{place}: its SHA-256 is {found}: torn or changed, not used; run batch-gen compile again"
-        )
+        raise ArtefactRefused(f"{place}: its SHA-256 is {found}: torn or changed, not used; {_AGAIN}")
     try:
         return kind.model_validate_json(blob.body)
     except ValidationError as error:
-        raise ArtefactRefused(f"{place}: not a document of this version: {error}") from error
+        raise ArtefactRefused(f"{place}: not a document of this version: {error}; {_AGAIN}") from error
 
 
 def find_artefact(store: Store, digest: str, facts: Mapping[str, Any]) -> Artefact:
@@ -166,11 +174,63 @@ def find_artefact(store: Store, digest: str, facts: Mapping[str, Any]) -> Artefa
     if artefact.key != key_of(facts) or artefact.facts != json.loads(json.dumps(dict(facts))):
         other = ", ".join(sorted(name for name in facts if artefact.facts.get(name) != facts[name])) or "key"
         raise ArtefactRefused(f"{store.url}/artefacts/{digest}.json is foreign: built for another {other}; not used")
-    for file in artefact.files:
-        parts = PurePosixPath(file.path).parts
-        if not parts or file.path.startswith("/") or ".." in parts or "\\" in file.path or "\0" in file.path:
-            raise ArtefactRefused(f"{store.url}/artefacts/{digest}.json: path {file.path!r} leads out of its folder")
+    fault = path_fault([file.path for file in artefact.files])
+    if fault is not None:
+        raise ArtefactRefused(f"{store.url}/artefacts/{digest}.json is foreign or damaged: {fault}; not used; {_AGAIN}")
     return artefact
+
+
+def path_fault(paths: Iterable[str]) -> str | None:
+    """Why files of these relative paths cannot lie together in one folder, or None."""
+    files: set[str] = set()
+    folders: set[str] = set()
+    for text in paths:
+        path, shown = PurePosixPath(text), repr(text[:100])
+        if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text:
+            return f"path {shown} leads out of its folder"
+        if path.as_posix() != text or not text.isprintable():
+            return f"path {shown} is not written as a plain relative path"
+        if max(len(part.encode()) for part in path.parts) > MAX_NAME_BYTES or len(text.encode()) > MAX_PATH_BYTES:
+            return f"path {shown}... is longer than a file system takes"
+        if text in files:
+            return f"path {shown} stands there twice"
+        files.add(text)
+        folders.update(parent.as_posix() for parent in path.parents)
+    both = sorted(files & folders)
+    return f"path {both[0]!r} is a file and a folder" if both else None
+
+
+def check_whole(store: Store, artefact: Artefact) -> None:
+    """Look whether every file of an artefact is in the store with its own bytes.
+
+    A store that keeps SHA-256 of its objects is asked for it; from any other the bytes are read.
+
+    Raises:
+        ArtefactRefused: with the first that is not.
+    """
+    files = {file.sha256: file for file in artefact.files}.values()
+    with ThreadPoolExecutor(NUM_LOOKS, "graph-look") as pool:
+        faults = pool.map(lambda file: blob_fault(store, file), files)
+        fault = next((fault for fault in faults if fault is not None), None)
+    if fault is not None:
+        raise ArtefactRefused(f"{fault}; {_AGAIN}")
+
+
+def blob_fault(store: Store, file: Packed) -> str | None:
+    """What is wrong with a file's blob; None when it is whole."""
+    key = blob_key(file.sha256)
+    place = f"{store.url}/{key} ({file.path})"
+    head = store.head(key)
+    if head is None:
+        return f"{place}: missing"
+    if head.size_bytes != file.size_bytes:
+        return f"{place}: torn, {head.size_bytes:,} bytes of {file.size_bytes:,}"
+    found = head.sha256
+    if found is None:
+        with tempfile.TemporaryDirectory(prefix="batch-gen-look-") as folder:
+            copy = Path(folder) / "blob"
+            found = None if store.download(key, copy) is None else sha256_of(copy)
+    return None if found == file.sha256 else f"{place}: changed, its SHA-256 is {found}"
 
 
 def unpack(store: Store, artefact: Artefact, folder: Path) -> int:
@@ -180,8 +240,22 @@ def unpack(store: Store, artefact: Artefact, folder: Path) -> int:
         Bytes that were fetched; files that are there with the right content are not fetched again.
 
     Raises:
-        ArtefactRefused: a file is missing or has other bytes; it never reaches the folder.
+        ArtefactRefused: a file is missing or has other bytes, and never reaches the folder; or it has no place there.
+        DiskFull: there is no space for it.
     """
+    try:
+        return _unpack(store, artefact, folder)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise DiskFull(f"{folder}: no space left for compiled graphs; free some, or set BATCH_GEN_CACHE") from error
+        place = error.filename2 or error.filename or folder
+        raise ArtefactRefused(
+            f"{place}: {error.strerror or error}; the graphs cannot be put there, or their artefact is foreign or"
+            f" damaged: remove {folder}, and if that does not help, {_AGAIN}"
+        ) from error
+
+
+def _unpack(store: Store, artefact: Artefact, folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     fetched = 0
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as work:
@@ -202,11 +276,15 @@ def blob_key(sha256: str) -> str:
     return f"blobs/{sha256[:2]}/{sha256}"
 
 
-def _send(store: Store, sha256: str, path: Path) -> bool:
+def _send(store: Store, file: Packed, path: Path) -> bool:
+    """Store a file under its SHA-256; True when its bytes were sent: none were there, or damaged ones."""
+    key = blob_key(file.sha256)
     try:
-        store.create(blob_key(sha256), path, sha256=sha256)
+        store.create(key, path, sha256=file.sha256)
     except AlreadyExists:
-        return False
+        if blob_fault(store, file) is None:
+            return False
+        store.put(key, path)  # wrong bytes under the name of right ones: nobody can want them
     return True
 
 
@@ -214,8 +292,6 @@ def _fetch(store: Store, file: Packed, path: Path) -> None:
     key = blob_key(file.sha256)
     head = store.head(key)
     if head is None:
-        raise ArtefactRefused(f"{store.url}/{key} ({file.path}): missing; run batch-gen compile again")
+        raise ArtefactRefused(f"{store.url}/{key} ({file.path}): missing; {_AGAIN}")
     if head.size_bytes != file.size_bytes or store.download(key, path) is None or sha256_of(path) != file.sha256:
-        raise ArtefactRefused(
-            f"{store.url}/{key} ({file.path}): torn or changed, not used; delete it and run batch-gen compile again"
-        )
+        raise ArtefactRefused(f"{store.url}/{key} ({file.path}): torn or changed, not used; {_AGAIN}")

@@ -7,22 +7,24 @@ text encoder, the first and a later step of each expert, and the decoder: every 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from batch_gen.engine import DenoiseOptions, Done, Engine, Events
-from batch_gen.errors import BatchGenError
+from batch_gen.errors import BatchGenError, StoreError
 from batch_gen.graphs.artefact import (
     ArtefactRefused,
     GraphSet,
     Pointer,
+    check_whole,
     find_artefact,
     key_of,
     pack,
@@ -30,10 +32,12 @@ from batch_gen.graphs.artefact import (
 )
 from batch_gen.graphs.keys import Variant
 from batch_gen.images import ImageReader, Pixels, images_of
-from batch_gen.lease import Lease, LostLease, Owner, Seen, Watch, claim, take_over
+from batch_gen.layout import lease_key
+from batch_gen.lease import Lease, LeaseBody, LostLease, Owner, Seen, Watch, claim, take_over
 from batch_gen.request import RenderRequest
-from batch_gen.storage.base import AlreadyExists, Store
+from batch_gen.storage.base import AlreadyExists, Conflict, Store
 
+log = logging.getLogger(__name__)
 # With so many steps both experts have some at every flow shift in use; only four of them are run.
 REHEARSED_STEPS: Final = 40
 POLL_S: Final = 2.0
@@ -115,20 +119,25 @@ def build(yard: Yard, wanted: Wanted) -> Built:
         pause.wait(yard.poll_s)
 
 
-def find(store: Store, wanted: Wanted) -> Built | None:
-    """The artefact that the store names for a key, whole and of this key; None when nobody built it.
+def find(store: Store, wanted: Wanted, told: Callable[[str], None] = lambda _: None) -> Built | None:
+    """The artefact that the store names for a key, whole and of this key.
 
-    Raises:
-        ArtefactRefused: it is torn or foreign.
+    None when nobody built it, and when what stands there is torn or foreign: it is built again then, and replaced;
+    `told` hears why.
     """
     blob = store.get(f"keys/{wanted.key}.json")
     if blob is None:
         return None
     try:
         digest = Pointer.model_validate_json(blob.body).artefact
-    except ValueError as error:
-        raise ArtefactRefused(f"{store.url}/keys/{wanted.key}.json is damaged: delete it and compile again") from error
-    artefact = find_artefact(store, digest, wanted.facts)
+        artefact = find_artefact(store, digest, wanted.facts)
+        check_whole(store, artefact)
+    except ValueError:
+        told(f"{store.url}/keys/{wanted.key}.json: damaged")
+        return None
+    except ArtefactRefused as error:
+        told(error.message)
+        return None
     num_bytes = sum(file.size_bytes for file in artefact.files)
     return Built(str(wanted.variant), wanted.key, "found", digest, len(artefact.files), num_bytes, 0.0)
 
@@ -151,24 +160,49 @@ def _value(events: Events) -> Any:
 
 
 def _try_lease(yard: Yard, key: str, watch: Watch) -> Lease | None:
-    seen = claim(yard.store, yard.owner, key)
+    try:
+        seen = claim(yard.store, yard.owner, key)
+    except StoreError as error:
+        if error.kind != "check_failed":
+            raise
+        _clear_lease(yard, key)
+        return None
     if isinstance(seen, Seen):
+        if seen.body.chunk != key:
+            _clear_lease(yard, key)
+            return None
         watch.see(seen)
         return take_over(yard.store, yard.owner, seen) if seen.body.owner is None or watch.is_stale(seen) else None
     return seen
+
+
+def _clear_lease(yard: Yard, key: str) -> None:
+    """Put a free lease where something else stands: at worst a shape is built twice, with one outcome."""
+    blob = yard.store.get(lease_key(key))
+    if blob is None:
+        return
+    log.warning("not a lease; replaced", extra={"fields": {"key": f"{yard.store.url}/{lease_key(key)}"}})
+    owner = yard.owner
+    free = LeaseBody(chunk=key, owner=None, epoch=1, sequence=0, ttl_s=owner.ttl_s, grace_s=owner.grace_s)
+    with suppress(Conflict):  # somebody was faster
+        yard.store.replace(lease_key(key), free.to_bytes(), blob.etag)
 
 
 def _build_as_owner(yard: Yard, wanted: Wanted, lease: Lease) -> Built:
     began = time.monotonic()
     try:
         with _kept_alive(lease, yard.owner.ttl_s / 3):
-            found = find(yard.store, wanted)  # the last owner may have finished after we looked
-            return found or _compile(yard, wanted, began)
+            damage: list[str] = []
+            found = find(yard.store, wanted, damage.append)  # the last owner may have finished after we looked
+            for why in damage:
+                log.warning("compiled graphs are damaged and are built again", extra={"fields": {"why": why}})
+            return found or _compile(yard, wanted, began, replace=bool(damage))
     finally:
         _release(lease)
 
 
-def _compile(yard: Yard, wanted: Wanted, began: float) -> Built:
+def _compile(yard: Yard, wanted: Wanted, began: float, *, replace: bool) -> Built:
+    """Build a key; `replace`: what stands under it is damaged and gives way."""
     folder = Path(tempfile.mkdtemp(prefix="batch-gen-graphs-", dir=yard.scratch))
     try:
         cache = folder / "cache"
@@ -184,13 +218,17 @@ def _compile(yard: Yard, wanted: Wanted, began: float) -> Built:
         written = pack(yard.store, cache, wanted.facts, facts)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    pointer = Pointer(key=wanted.key, artefact=written.digest)
+    key, pointer = f"keys/{wanted.key}.json", Pointer(key=wanted.key, artefact=written.digest).to_bytes()
     try:
-        yard.store.create(f"keys/{wanted.key}.json", pointer.to_bytes(), content_type="application/json")
+        if replace:
+            yard.store.put(key, pointer, content_type="application/json")
+        else:
+            yard.store.create(key, pointer, content_type="application/json")
     except AlreadyExists:  # we lost the lease while we built, and the next owner was faster: its artefact holds
         found = find(yard.store, wanted)
-        assert found is not None
-        return found
+        if found is not None:
+            return found
+        yard.store.put(key, pointer, content_type="application/json")
     name = str(wanted.variant)
     return Built(name, wanted.key, "built", written.digest, written.num_files, written.num_bytes, seconds)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from batch_gen.errors import StoreError, UsageError
+from batch_gen.storage.address import check_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,6 +35,13 @@ class AlreadyExists(Exception):
     def __init__(self, key: str) -> None:
         super().__init__(f"{key} exists already")
         self.key = key
+
+
+class NoKey(UsageError, ValueError):
+    """A name that somebody gave leads out of the store; nothing was read or written."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key!r} is no key of a store: a name in it is empty or leads elsewhere")
 
 
 class Conflict(Exception):
@@ -226,13 +234,14 @@ def open_store(url: str, options: StoreOptions | None = None) -> Store:
     """The store behind a URL: `s3://bucket/prefix`, `memory://name`, `file:///path` or a folder.
 
     Raises:
-        UsageError: The URL has another scheme or names no bucket.
+        UsageError: The URL has another scheme, names no bucket, or holds what may be a secret.
     """
     from batch_gen.storage.folder import FolderStore
     from batch_gen.storage.memory import MemoryStore
 
     if not url.strip():
         raise UsageError("an empty output root; use s3://bucket/prefix or a folder")
+    check_address("the address of a store", url)
     options = options or StoreOptions()
     scheme, separator, rest = url.partition("://")
     if not separator:

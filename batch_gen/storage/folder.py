@@ -35,6 +35,7 @@ from batch_gen.storage.base import (
     Conflict,
     Head,
     ListedKey,
+    NoKey,
     StoreOptions,
     sha256_of,
 )
@@ -165,10 +166,10 @@ class FolderStore:
         return None
 
     def path(self, key: str) -> Path:
-        """The file of a key; `ValueError` for a key that would leave the root."""
+        """The file of a key; `NoKey` for one that would leave the root."""
         parts = PurePosixPath(key).parts
-        if not parts or ".." in parts or key.startswith("/"):
-            raise ValueError(f"{key!r} is no key of a store")
+        if not parts or ".." in parts or key.startswith("/") or "\0" in key:
+            raise NoKey(key)
         return self.root.joinpath(*parts)
 
     def sweep(self, older_than_s: float = STALE_TEMPORARY_S) -> int:

@@ -23,6 +23,20 @@ TRN2_VCPUS: Final = 192
 TRN2_DEVICES: Final = 16
 TRN2_MEMORY_MIB: Final = 2_097_152
 TRN2_USABLE_MIB: Final = 2_000_000  # ECS registers less than the machine has; asking for all waits forever
+MAX_TAG_KEY: Final = 128
+MAX_TAG_VALUE: Final = 256
+_ARN: Final = r"arn:aws[a-z-]*"
+_QUEUE_ARN: Final = re.compile(_ARN + r":batch:[a-z0-9-]+:\d{12}:job-queue/[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+_ROLE_ARN: Final = re.compile(_ARN + r":iam::\d{12}:role/[\w+=,.@/-]{1,576}", re.ASCII)
+_SECRET_ARN: Final = re.compile(
+    _ARN + r":(?:secretsmanager:[a-z0-9-]+:\d{12}:secret:[\w/+=.@-]+(?::[\w.-]*){0,3}"
+    r"|ssm:[a-z0-9-]+:\d{12}:parameter/[\w./-]+)",
+    re.ASCII,
+)
+_IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._/:-]{0,254}@sha256:[0-9a-f]{64}")
+_TAG: Final = re.compile(r"[\w .:/=+@-]*")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_IP_ADDRESS: Final = re.compile(r"\d+\.\d+\.\d+\.\d+")
 _GLOB: Final = re.compile(r"[A-Za-z0-9.:\s]+\*?|\*")
 _EXIT_CODE_GLOB: Final = re.compile(r"\d+\*?|\*")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -32,6 +46,48 @@ def name_faults(name: str, what: str) -> Iterator[str]:
     """Job, queue and definition names."""
     if not _NAME.fullmatch(name):
         yield f"{what} {name!r}: 1 to 128 letters, digits, - and _, beginning with a letter or digit"
+
+
+def queue_faults(queue: str) -> Iterator[str]:
+    """A job queue by name or ARN."""
+    if not _NAME.fullmatch(queue) and not _QUEUE_ARN.fullmatch(queue):
+        yield f"--queue {queue!r}: expected a queue's name (letters, digits, - and _, at most 128) or its ARN"
+
+
+def image_faults(image: str) -> Iterator[str]:
+    """An image by digest: tags move, and a start may come days after the submission."""
+    if "@sha256:" not in image:
+        yield f"--image {image}: name the image by digest (repository@sha256:...), tags move"
+    elif not _IMAGE.fullmatch(image):
+        yield f"--image {image}: expected repository@sha256: and 64 hex digits"
+
+
+def role_faults(flag: str, arn: str) -> Iterator[str]:
+    """A role of IAM by its ARN."""
+    if not _ROLE_ARN.fullmatch(arn):
+        yield f"{flag} {arn}: expected the ARN of a role, arn:aws:iam::ACCOUNT:role/NAME with the account's 12 digits"
+
+
+def is_secret_arn(text: str) -> bool:
+    """Whether a text is the ARN of a Secrets Manager secret or of an SSM parameter."""
+    return _SECRET_ARN.fullmatch(text) is not None
+
+
+def tag_faults(tags: Mapping[str, str]) -> Iterator[str]:
+    """Keys and values of tags."""
+    for key, value in tags.items():
+        if key.lower().startswith("aws:"):
+            yield f"--tag {key}: keys that begin with aws: belong to AWS"
+        if not 1 <= len(key) <= MAX_TAG_KEY or not _TAG.fullmatch(key):
+            yield f"--tag {key!r}: a key has 1 to {MAX_TAG_KEY} letters, digits, blanks and . : / = + - _ @"
+        if len(value) > MAX_TAG_VALUE or not _TAG.fullmatch(value):
+            yield f"--tag {key}: a value has at most {MAX_TAG_VALUE} letters, digits, blanks and . : / = + - _ @"
+
+
+def bucket_faults(bucket: str) -> Iterator[str]:
+    """Names that a bucket of S3 can have."""
+    if not _BUCKET.fullmatch(bucket) or ".." in bucket or _IP_ADDRESS.fullmatch(bucket):
+        yield "no bucket has that name; one has 3 to 63 lower case letters, digits, dots and dashes"
 
 
 def array_faults(num_nodes: int) -> Iterator[str]:

@@ -8,13 +8,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from batch_gen.environment import child_environment
-from batch_gen.errors import EXIT_AGAIN, EXIT_BUG, UsageError
+from batch_gen.errors import EXIT_AGAIN, EXIT_BUG
 from batch_gen.submit.retries import ended_from_returncode, is_retried
-
-MAX_LOCAL: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,6 @@ def run_local(
             if not is_retried(retry_strategy, ended, len(codes)):
                 return Child(index, tuple(codes))
 
-    if num_nodes > MAX_LOCAL:
-        raise UsageError(f"--local {num_nodes}: at most {MAX_LOCAL} processes on one machine")
     with ThreadPoolExecutor(num_nodes, "child") as pool:
         return list(pool.map(child, range(num_nodes)))
 

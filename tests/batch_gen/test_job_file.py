@@ -9,6 +9,7 @@ from batch_gen.errors import ConfigError, UsageError
 from batch_gen.job_file import read_job_file
 from batch_gen.manifest import parse_overrides
 from batch_gen.prepare import layers_of
+from batch_gen.regress.suite import read_suite_file
 from batch_gen.request import ModelLimits
 from batch_gen.storage.base import open_store
 
@@ -28,6 +29,15 @@ from batch_gen.storage.base import open_store
         ("s3-bucket-owner: 123456789012", "put it in quotes"),
         ("drain-at: 11:30", "put it in quotes"),
         ("override: [steps=4, 5]", "put it in quotes"),
+        ("drain-at: 2026-99-99", "'2026-99-99' is no timestamp"),
+        ('crf: !!int "xyz"', "'xyz' is no int"),
+        ('crf: !!float "xyz"', "'xyz' is no float"),
+        ('quiet: !!bool "xyz"', "'xyz' is no bool"),
+        ('drain-at: !!timestamp "xyz"', "'xyz' is no timestamp"),
+        (f"crf: {'9' * 5000}", "is no int"),
+        ("[" * 3000, "nested too deeply"),
+        ("lease-ttl: .inf\ncrf: 1\ncrf: 2", "twice"),
+        ("a: &a [x,x,x,x]\n", "is no setting"),
     ],
 )
 def test_what_yaml_guesses_wrong_is_refused(tmp_path, text, words):
@@ -37,6 +47,26 @@ def test_what_yaml_guesses_wrong_is_refused(tmp_path, text, words):
     with pytest.raises(ConfigError, match=re.escape(words)) as error:
         read_job_file(str(path))
     assert str(path) in error.value.message
+
+
+@pytest.mark.parametrize("text", ["suite: 2026-99-99", 'taps: !!int "xyz"'])
+def test_limits_files_are_read_by_the_same_rule(tmp_path, text):
+    """A limits file that YAML cannot read is the same clear error, with the file's name."""
+    path = tmp_path / "limits.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"limits .*limits\.yaml"):
+        read_suite_file(str(path))
+
+
+def test_a_heap_of_aliases_is_shown_short(tmp_path):
+    """Lists of lists of aliases hold billions of words; the message about them does not."""
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lists = [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    path = tmp_path / "job.yaml"
+    path.write_text("where:\n" + "\n".join(f"  - {text.partition(': ')[2] or text}" for text in [*levels, *lists]))
+    with pytest.raises(ConfigError, match="is not text") as error:
+        read_job_file(str(path))
+    assert len(error.value.message) < 2000
 
 
 def test_off_is_a_word(tmp_path):

@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from fractions import Fraction
@@ -81,10 +82,14 @@ def test_unusable_base_is_an_environment_fault(tmp_path: Path) -> None:
 
 
 def test_too_little_room_is_told_before_the_start(tmp_path: Path) -> None:
-    """A run that may need more than is free does not start, and leaves no folder."""
-    with pytest.raises(DiskFull, match=r"MiB free and the run may need 1,048,576,000,000 MiB"):
+    """A run that may need more than is free does not start, and leaves no folder; what never fits is exit 2."""
+    disk = shutil.disk_usage(tmp_path)
+    with pytest.raises(DiskFull, match=r"MiB free and the run may need"):
+        check_room(tmp_path, (disk.free + disk.total) // 2)
+    with pytest.raises(EnvironmentFault, match=r"disk of .* MiB and the run may need 1,048,576,000,000 MiB") as never:
         check_room(tmp_path, 10**6 * 2**40)
-    with pytest.raises(DiskFull), open_scratch(tmp_path, num_bytes=10**6 * 2**40):
+    assert never.value.exit_code == 2
+    with pytest.raises(EnvironmentFault), open_scratch(tmp_path, num_bytes=10**6 * 2**40):
         pass
     assert list(tmp_path.glob("batch-gen-*/")) == []
 

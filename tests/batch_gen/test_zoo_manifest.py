@@ -85,7 +85,7 @@ CELLS = [
     Cell("width_odd", {"prompt": P, "width": [831]}, "width = 831: is not a multiple of 16; nearest are 816 and 832"),
     Cell("width_zero", {"prompt": P, "width": [0]}, "width = 0: must be at least 1"),
     Cell("height_negative", {"prompt": P, "height": [-480]}, "height = -480: must be at least 1"),
-    Cell("height_huge", {"prompt": P, "height": [2**40]}, "height = 1099511627776: must be 1 to 2147483647"),
+    Cell("height_huge", {"prompt": P, "height": [2**40]}, "height = 1099511627776: must be 1 to 16384"),
     Cell("height_tiny", {"prompt": P, "height": [9]}, "height = 9: is not a multiple of 16; nearest is 16"),
     Cell("height_720_on_5b", {"prompt": P, "height": [720]}, "is not a multiple of 32; nearest are 704 and 736", TI2V),
     Cell("frames_4k", {"prompt": P, "num_frames": [80]}, "num_frames = 80: is not 4k+1; nearest are 77 and 81"),

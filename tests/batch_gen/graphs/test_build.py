@@ -7,7 +7,7 @@ import pytest
 
 from batch_gen.engine import Done, Step
 from batch_gen.fake_engine import FakeEngine, FakeOptions
-from batch_gen.graphs.artefact import ArtefactRefused, GraphSet, get_document
+from batch_gen.graphs.artefact import GraphSet, get_document
 from batch_gen.graphs.build import Wanted, Yard, build, build_all, rehearse
 from batch_gen.graphs.keys import Variant
 from batch_gen.images import ImageReader
@@ -102,14 +102,6 @@ def test_a_failed_build_leaves_no_artefact(tmp_path):
     assert store.get(f"keys/{WANTED.key}.json") is None
     assert list(tmp_path.iterdir()) == []
     assert build(yard(store, tmp_path, "b"), WANTED).status == "built"
-
-
-def test_a_damaged_pointer_is_refused(tmp_path):
-    """What stands under a key is checked before it is believed to be built."""
-    store = MemoryStore()
-    store.put(f"keys/{WANTED.key}.json", b"{}")
-    with pytest.raises(ArtefactRefused, match="damaged"):
-        build(yard(store, tmp_path, "a", never), WANTED)
 
 
 @pytest.mark.parametrize("steps", [1, 4, 200])

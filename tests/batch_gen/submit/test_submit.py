@@ -73,8 +73,8 @@ def test_a_webhook_travels_as_a_secret(manifest, capsys):
     told = capsys.readouterr()
     assert "--on-clip env:BATCH_GEN_HOOK --secret BATCH_GEN_HOOK=ARN" in told.err
     assert "T0/secret" not in told.err + told.out
-    roles = ["--execution-role", "arn:aws:iam::1:role/e"]
-    arn = "arn:aws:secretsmanager:us-east-2:1:secret:hook"
+    roles = ["--execution-role", "arn:aws:iam::123456789012:role/e"]
+    arn = "arn:aws:secretsmanager:us-east-2:123456789012:secret:hook"
     body = order(capsys, manifest, "--on-clip", "env:HOOK", "--secret", f"HOOK={arn}", *roles)
     assert body["jobDefinition"]["containerProperties"]["secrets"] == [{"name": "HOOK", "valueFrom": arn}]
     assert body["files"]["job.yaml"]["on_clip"] == "env:HOOK"
@@ -105,8 +105,59 @@ def test_lists_on_this_machine_are_refused(manifest, tmp_path, capsys):
 
 def test_an_image_must_be_named(manifest, capsys):
     """Only a dry run does without an image: Batch would try to pull a name that nobody has."""
-    assert invoke(["submit", str(manifest), "--out", "s3://b/r", "--model", "fake"]) == 2
+    assert invoke(["submit", str(manifest), "--out", "s3://bucket/r", "--model", "fake"]) == 2
     assert "--image must be given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--nodes", "3"], ["--secret", "X=hunter2"], ["--queue", "q"]])
+def test_local_orders_no_fleet(manifest, tmp_path, capsys, flags):
+    """What only a fleet has is refused beside --local, and nothing is rendered."""
+    out = tmp_path / "out"
+    assert invoke(["submit", str(manifest), "--out", str(out), "--model", "fake", "--local", "2", *flags]) == 2
+    told = capsys.readouterr()
+    assert f"{flags[0]}: for a fleet" in told.err
+    assert "hunter2" not in told.err + told.out
+    assert not out.exists()
+
+
+def test_a_local_dry_run_is_refused(manifest, tmp_path, capsys):
+    """--dry-run promises that nothing is written; --local would render."""
+    flags = ["--out", str(tmp_path / "out"), "--model", "fake", "--local", "2", "--dry-run"]
+    assert invoke(["submit", str(manifest), *flags]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X=hunter2", "hunter2", "=hunter2", "hunter2 =arn:aws:secretsmanager:us-east-2:123456789012:secret:x",
+        "X=arn:aws:s3:::hunter2", "X=arn:aws:secretsmanager:us-east-2:1:secret:hunter2",
+        "X=https://user:hunter2@example.org", "AWS_BATCH_X=arn:aws:ssm:us-east-2:123456789012:parameter/hunter2",
+    ],
+)  # fmt: skip
+def test_a_secret_is_named_and_never_shown(manifest, capsys, text):
+    """What is no ARN may be the secret itself: exit 2, and neither the message nor a definition repeats it."""
+    roles = ["--execution-role", "arn:aws:iam::123456789012:role/e"]
+    assert invoke(["submit", str(manifest), *FLAGS, *roles, "--secret", text]) == 2
+    told = capsys.readouterr()
+    assert "--secret" in told.err
+    assert "hunter2" not in told.err + told.out
+
+
+@pytest.mark.parametrize(
+    "arn",
+    [
+        "arn:aws:secretsmanager:us-east-2:123456789012:secret:film/hook-a1B2c3",
+        "arn:aws:secretsmanager:us-east-2:123456789012:secret:hook-a1B2c3:url::",
+        "arn:aws-us-gov:ssm:us-gov-west-1:123456789012:parameter/film/hook",
+    ],
+)
+def test_secrets_of_both_services_travel(manifest, capsys, arn):
+    """Secrets Manager, with a key of its JSON too, and SSM parameters, in every partition."""
+    roles = ["--execution-role", "arn:aws:iam::123456789012:role/batch-gen/e"]
+    body = order(capsys, manifest, "--secret", f"HOOK={arn}", *roles)
+    assert body["jobDefinition"]["containerProperties"]["secrets"] == [{"name": "HOOK", "valueFrom": arn}]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +174,28 @@ def test_an_image_must_be_named(manifest, capsys):
         (["--attempts", "11"], "retry attempts 11"),
         (["--attempts", "0"], "retry attempts 0"),
         (["--tag", "film"], "expected KEY=VALUE"),
+        (["--tag", "a=1", "--tag", "a=2"], "--tag a: given twice"),
+        (["--tag", "aws:film=1"], "belong to AWS"),
+        (["--tag", f"{'k' * 129}=1"], "a key has 1 to 128"),
+        (["--tag", f"k={'v' * 257}"], "a value has at most 256"),
+        (["--tag", "k=a;b"], "a value has at most 256"),
+        (["--image", "foo@sha256:zzz"], "64 hex digits"),
+        (["--image", f"Foo Bar@sha256:{'a' * 64}"], "64 hex digits"),
+        (["--queue", "my queue"], "--queue 'my queue'"),
+        (["--queue", "arn:aws:sqs:us-east-2:123456789012:q"], "--queue"),
+        (["--job-role", "worker"], "--job-role worker: expected the ARN of a role"),
+        (["--execution-role", "arn:aws:iam::1:role/e"], "12 digits"),
+        (["--max-hours", "1e300"], "--max-hours: Input should be"),
+        (["--max-hours", "inf"], "not a finite number"),
+        (["--out", "s3://"], "names no bucket"),
+        (["--out", "s3://Bucket_1/run"], "no bucket has that name"),
+        (["--out", "s3://10.0.0.1/run"], "no bucket has that name"),
+        (["--model", "s3://ab/wan"], "--model s3://ab/wan: no bucket has that name"),
+        (["--batch-endpoint", "localhost"], "--batch-endpoint: expected http://"),
+        (["--local", "0"], "--local 0: must be 1 to 64"),
+        (["--local", "-1"], "--local -1: must be 1 to 64"),
+        (["--local", "65"], "--local 65: must be 1 to 64"),
+        (["--local", "2"], "leave one of them out"),
     ],
 )
 def test_refusals(manifest, capsys, flags, words):
