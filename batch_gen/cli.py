@@ -38,7 +38,7 @@ def _option(flag: Flag) -> Callable[[F], F]:
     default = "" if flag.default is None or flag.default == () else f"  [default: {_shown(flag.default)}]"
     help_text = flag.help + default
     if flag.kind == "bool":
-        return click.option(f"--{flag.name}/--no-{flag.name}", flag.key, default=None, help=help_text)
+        return click.option(f"--{flag.name}/--{flag.opposite}", flag.key, default=None, help=help_text)
     kind = click.Choice(flag.kind) if isinstance(flag.kind, tuple) else _TYPES[flag.kind]
     return click.option(f"--{flag.name}", flag.key, type=kind, default=None, multiple=flag.multiple, help=help_text)
 
@@ -336,7 +336,7 @@ def doctor(out: str | None, as_json: bool, **options: Any) -> int:
 @click.option("--region", default=None, help="AWS region.")
 @click.option("--batch-endpoint", default=None, help="URL of another Batch endpoint.")
 @click.option("--local", type=int, default=0, help="Run as so many local processes instead, by Batch's own rules.")
-@click.option("--dry-run", is_flag=True, help="Print the exact JSON; call nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the exact JSON. Reads what the checks need (from S3 too), writes and calls nothing.")
 def submit(manifest: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Check MANIFEST and every limit of AWS Batch, upload what is needed, and submit an array job.
 

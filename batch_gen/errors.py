@@ -64,13 +64,13 @@ class Kind:
 
 KINDS: Final[dict[str, Kind]] = {
     "bug": Kind(RetryClass.SYSTEMIC, EXIT_BUG, "this is a defect of batch-gen; please report it with the traceback"),
-    "usage": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "see batch-gen COMMAND --help"),
+    "usage": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "--help after the command's name tells what it takes"),
     "config": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "correct the named file or flag"),
-    "manifest": Kind(RetryClass.INPUT, EXIT_USAGE, "correct the rows; batch-gen validate checks without rendering"),
-    "environment": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "batch-gen doctor tells what this machine lacks"),
+    "manifest": Kind(RetryClass.INPUT, EXIT_USAGE, "correct the manifest; batch-gen validate checks without rendering"),
+    "environment": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "batch-gen doctor tells what this machine lacks, with --out URL what a store does"),
     "checkpoint": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "fetch the checkpoint again, or name another --model"),
     "unsupported": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "choose one of the alternatives named in the message"),
-    "memory": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "use a larger mesh or a smaller size, or --ignore-memory"),
+    "memory": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "use a larger mesh, a smaller size or another --profile, or --ignore-memory"),
     "input": Kind(RetryClass.INPUT, EXIT_QUARANTINE, "correct the row's input; it is not tried again"),
     "nonfinite": Kind(RetryClass.CLIP, EXIT_QUARANTINE, "the latents hold NaN or Inf; try another seed or dtype"),
     "flat": Kind(RetryClass.CLIP, EXIT_QUARANTINE, "every frame is one colour; try another seed"),

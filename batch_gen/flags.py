@@ -37,6 +37,11 @@ class Flag:
         """The Python and YAML name."""
         return self.name.replace("-", "_")
 
+    @property
+    def opposite(self) -> str:
+        """The name that switches a bool off."""
+        return self.name.removeprefix("no-") if self.name.startswith("no-") else f"no-{self.name}"
+
 
 SEMANTIC: tuple[Flag, ...] = (
     Flag("model", "str", None, "semantic", "Checkpoint: a folder, pocket, tiny, s3://..., or owner/name."),
@@ -94,7 +99,7 @@ OPERATIONAL: tuple[Flag, ...] = (
     Flag("allow-compile", "bool", False, "operational", "On neuron: compile here what --graphs does not hold."),
     Flag("threads", "int", None, "operational", "CPU threads of one rank; default: the cores, shared fairly."),
     Flag("scratch", "path", None, "operational", "Folder for files in the making; default: the system's."),
-    Flag("limit", "int", None, "operational", "Only the first N rows."),
+    Flag("limit", "int", None, "operational", "Only the first N clips, in manifest order."),
     Flag("ids", "path", None, "operational", "Only the row or clip ids in this file, one a line."),
     Flag("where", "str", None, "operational", "Only rows that match, e.g. \"tag = 'hero'\"."),
     Flag("override", "str", (), "operational", "Set a column of every row, e.g. steps=8.", multiple=True),

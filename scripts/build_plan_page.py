@@ -46,7 +46,7 @@ HEAD = """# Know before you spend: `batch-gen plan`
 ```
 batch-gen plan manifest.parquet --model s3://bucket/wan2.2-t2v-a14b --profile trn2-720p      a manifest
 batch-gen plan --model wan2.2-t2v-a14b --preset t2v-a14b-720p --profile trn2-720p            one clip of a preset
-batch-gen plan manifest.parquet --model wan2.2-t2v-a14b --mesh auto --for latency            let it choose
+batch-gen plan manifest.parquet --model wan2.2-t2v-a14b --profile trn2-480p --mesh auto --for latency   let it choose
 ```
 
 A published name (`batch-gen models` lists them) needs no weights. Nothing is written, and torch is not loaded. What does

@@ -19,11 +19,11 @@ def models(as_json: bool) -> int:
         click.echo(json.dumps(body, indent=1))
         return 0
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console(soft_wrap=True)
     table = Table(
-        "preset", "size", "frames", "fps", "steps", "guidance high/low", "shift", title="Presets", title_justify="left"
+        Column("preset", no_wrap=True), "size", "frames", "fps", "steps", "guidance high/low", "shift", title="Presets", title_justify="left"
     )
     for row in body["presets"]:
         guidance = f"{row['guidance_high']:g} / {row['guidance_low']:g}"

@@ -18,7 +18,7 @@ from batch_gen.prepare import prepare
 from batch_gen.presence import last_words
 from batch_gen.worker import Result, work
 
-_NOT_AGAIN: Final = {"out", "continue", "on-clip", "drain-at"}  # an --on-clip address may hold a secret
+_NOT_AGAIN: Final = {"out", "continue", "on-clip", "drain-at", "limit", "quiet"}  # --on-clip may hold a secret
 
 
 def run(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
@@ -65,7 +65,7 @@ def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) ->
     if result.reason:
         lines.append(f"{result.reason}; start the same command again to go on")
     if result.num_quarantined:
-        lines.append(f"next       batch-gen status {out}   (why clips were set aside)")
+        lines.append(f"next       batch-gen status {out}   (why clips were set aside; batch-gen retry {out} gives them another round)")
     else:
         again = shlex.join(["batch-gen", "run", *sources, *flags_again(given), "--out", result.out])
         lines.append(f"next       {again}   (resumes; renders nothing twice)")
@@ -80,7 +80,7 @@ def flags_again(given: Mapping[str, Any]) -> list[str]:
         if value is None or flag.name in _NOT_AGAIN:
             continue
         if flag.kind == "bool":
-            found.append(f"--{flag.name}" if value else f"--no-{flag.name}")
+            found.append(f"--{flag.name if value else flag.opposite}")
             continue
         for one in value if flag.multiple else (value,):
             found += [f"--{flag.name}", str(one)]

@@ -11,6 +11,7 @@ import click
 
 from batch_gen import clock
 from batch_gen.commands.plan import describe, estimated
+from batch_gen.config import profile_names
 from batch_gen.errors import EXIT_OK, ConfigError, UsageError
 from batch_gen.estimate.published import refuse_published
 from batch_gen.flags import FLAGS
@@ -51,6 +52,8 @@ def submit(sources: Sequence[str], given: Mapping[str, Any], fleet_options: Mapp
     prepared = prepare(sources, given, weights=False)
     refuse_published(prepared.checkpoint)
     check_run_memory(prepared)
+    if not local and prepared.question is not None and not {"profile", "device"} & layers.keys():
+        refuse_this_machines_profile(prepared)
     if local:
         return _run_here(sources, given, prepared, local)
     refuse_local_images(prepared)
@@ -166,6 +169,15 @@ def refuse_unreachable(layers: Mapping[str, Any]) -> None:
             "--on-clip: a webhook's address may be a secret, and everybody who may look at jobs would read it;"
             " store it with Secrets Manager, then --on-clip env:BATCH_GEN_HOOK --secret BATCH_GEN_HOOK=ARN"
         )
+
+
+def refuse_this_machines_profile(prepared: Prepared) -> None:
+    """Raise UsageError where nobody said how the fleet renders: this machine's own profile is no answer for it."""
+    trn2 = ", ".join(name for name in profile_names() if name.startswith("trn2"))
+    raise UsageError(
+        f"--profile must be given: the machines ordered are trn2, and this one's profile, {prepared.settings.profile}, "
+        f"would leave their cores idle; name one of {trn2}, or say --profile {prepared.settings.profile} if that is meant"
+    )
 
 
 def refuse_local_images(prepared: Prepared) -> None:

@@ -117,14 +117,14 @@ def test_neuron_without_a_driver_is_exit_2(tmp_path):
 
 
 def test_next_command_goes_on_with_the_run(tmp_path, capsys, monkeypatch):
-    """The line `next` of a run holds its flags, quoted for a shell: pasted, it resumes and does not exit 2."""
+    """The line `next` of a run holds its flags, quoted for a shell: pasted, it resumes; a try-out's limit is not in it."""
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"prompt": ["a fox", "an owl"]}), "my shots.parquet")
     sizes = ["--override", "width=32", "--override", "height=48", "--override", "num_frames=5"]
-    first = ["run", "my shots.parquet", "--model", "fake", "--out", "out of $1", "--quiet", "--crf", "20", *sizes]
-    assert invoke(first) == 0
+    first = ["run", "my shots.parquet", "--model", "fake", "--out", "out of $1", "--crf", "20", *sizes]
+    assert invoke([*first, "--limit", "1", "--quiet"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("next "))
     again = shlex.split(line.removeprefix("next").partition("   (")[0])
     assert sorted(again) == sorted(["batch-gen", *first])
     assert invoke(again[1:]) == 0
-    assert "2 of 2 clips committed; this worker: 0 clips" in capsys.readouterr().out
+    assert "2 of 2 clips committed; this worker: 1 clip" in capsys.readouterr().out

@@ -86,6 +86,16 @@ def test_a_webhook_travels_as_a_secret(manifest, capsys):
         assert words in capsys.readouterr().err
 
 
+def test_a_fleet_is_told_how_to_render(manifest, capsys):
+    """This machine's own profile would leave a trn2's cores idle: exit 2 with the profiles' names, unless it is said."""
+    flags = [*FLAGS, "--model", "pocket", "--override", "width=64", "--override", "height=64"]
+    assert invoke(["submit", str(manifest), *flags]) == 2
+    assert "--profile must be given: the machines ordered are trn2" in capsys.readouterr().err
+    assert invoke(["submit", str(manifest), *flags, "--profile", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"]["job.yaml"]["profile"] == "cpu"
+    assert invoke(["submit", str(manifest), *flags, "--profile", "trn2-480p", "--mesh", "tp=1"]) == 0
+
+
 def test_lists_on_this_machine_are_refused(manifest, tmp_path, capsys):
     """A list of ids that workers cannot read is refused; without it they would render everything."""
     (tmp_path / "ids.txt").write_text("r1\n")
