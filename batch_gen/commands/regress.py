@@ -61,7 +61,7 @@ def decision_flags(command: F) -> F:
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST")
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option("--night", default=None, help="Name of the night; names sort by time.  [default: the moment, in UTC]")
 @click.option("--notify", default=None, help="A line of JSON when a state changed: - for stdout, or a webhook URL.")
@@ -158,7 +158,7 @@ def log(suite: str, case: str, as_json: bool, **options: Any) -> int:
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST")
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option("--repeats", type=click.IntRange(2, 20), default=3, show_default=True, help="Renders of each case.")
 @click.option("--bf16", is_flag=True, help="Also render in bfloat16, the yardstick of latents_ratio.")
@@ -195,7 +195,7 @@ def calibrate(
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST")
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option("--case", default=None, help="The case that is mutated; default: the first that can be.")
 @_AS_JSON

@@ -46,7 +46,7 @@ def tier_flags(command: F) -> F:
 
 
 @click.command()
-@click.argument("suite", nargs=-1, metavar="[MANIFEST]")
+@click.argument("suite", nargs=-1, metavar="[MANIFEST]...")
 @tier_flags
 def components(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Measure text encoder, experts and decoder, each alone, against float32; exit 5 when one is wrong.
@@ -60,7 +60,7 @@ def components(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 @click.command()
-@click.argument("suite", nargs=-1, metavar="[MANIFEST]")
+@click.argument("suite", nargs=-1, metavar="[MANIFEST]...")
 @tier_flags
 def step(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Measure the guided velocity of single steps, each from the reference's latents; exit 5 when one is wrong.
@@ -74,7 +74,7 @@ def step(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST")
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option("--case", "cases", multiple=True, help="Only this case; default: those of the last night that are red.")
 @click.option("--first", is_flag=True, help="Stop at the first stage that moved.")
@@ -144,7 +144,7 @@ def _tier(name: str, suite: tuple[str, ...], options: Mapping[str, Any], as_json
     if suite:
         answer = tiers.measure(name, subject_of(suite, chosen, case, str(reference)), keep=keep)
     elif case is not None:
-        raise UsageError("--case names a case of a suite; give its MANIFEST, or leave --case out")
+        raise UsageError("--case names a case of a suite; give the suite's MANIFEST, or leave --case out")
     else:
         model = str(chosen.pop("model", None) or default_model(""))
         answer = tiers.tier(name, model, reference=reference, keep=keep, **chosen)

@@ -105,7 +105,7 @@ class Quarantine(Strict):
     def _is_day(cls, value: Any) -> Any:
         """A number would be taken for seconds since 1970."""
         if not isinstance(value, str | date):
-            raise ValueError(f"{value!r} is no day such as 2026-12-31")
+            raise ValueError(f"{value!r} is no day such as 2026-12-31")  # noqa: TRY004 - pydantic takes this one
         return value
 
 
