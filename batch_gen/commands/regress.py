@@ -236,7 +236,7 @@ def check_target(target: str) -> Path:
             return path
     except OSError as error:
         reason = error.strerror or error
-        raise UsageError(f"--write {target}: {reason}; name a file in a folder that you can write") from error
+        raise UsageError(f"--write {target}: {path.parent}: {reason}; name a folder that you can write") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -270,7 +270,8 @@ def store_of(suite: str, options: Mapping[str, Any]) -> Store:
     """The regress root: `--out`, by default what `regress run` takes for a manifest of that name."""
     from batch_gen.prepare import default_out
 
-    return open_store(str(options.get("out") or default_out([suite])), reach(options))
+    source = suite if "/" in suite or suite.endswith(".parquet") else f"{suite}.parquet"  # a name may have dots
+    return open_store(str(options.get("out") or default_out([source])), reach(options))
 
 
 def _keep(store: Store, key: str, body: Mapping[str, Any]) -> None:
