@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from batch_gen.cli import app, invoke
-from batch_gen.commands.regress import COMMANDS, check_target, write_whole
+from batch_gen.commands.regress import COMMANDS, check_target, store_of, write_whole
 from batch_gen.fake_engine import FakeOptions
 from batch_gen.regress.approve import Decision, approve
 from batch_gen.regress.results import load_night
@@ -99,6 +99,12 @@ def test_mistakes_exit_2_and_say_what_is_wrong(suite, arguments, words, capsys):
     model = ["--model", "fake"] if filled[0] in ("run", "mutate", "bisect") else []
     assert invoke(["regress", *filled, *out, *model]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["v1.2", "some/v1.2.parquet"])
+def test_a_name_and_its_manifest_mean_the_same_root(text):
+    """Without --out both look where `run` of that manifest wrote, also when the name has a dot."""
+    assert store_of(text, {}).url.endswith("/v1.2-out")
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
