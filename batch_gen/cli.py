@@ -336,7 +336,7 @@ def doctor(out: str | None, as_json: bool, **options: Any) -> int:
 @click.option("--region", default=None, help="AWS region.")
 @click.option("--batch-endpoint", default=None, help="URL of another Batch endpoint.")
 @click.option("--local", type=int, default=0, help="Run as so many local processes instead, by Batch's own rules.")
-@click.option("--dry-run", is_flag=True, help="Print the exact JSON. Reads what the checks need (from S3 too), writes and calls nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the exact JSON; reads what the checks need, writes nothing.")
 def submit(manifest: tuple[str, ...], dry_run: bool, **options: Any) -> int:
     """Check MANIFEST and every limit of AWS Batch, upload what is needed, and submit an array job.
 

@@ -22,7 +22,7 @@ from batch_gen.flags import FLAGS, SEMANTIC
 from batch_gen.job_file import blame
 from batch_gen.request import SamplingDefaults
 
-_STRICT = ConfigDict(extra="forbid", frozen=True)
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 RATE_KEY = "cost_per_s"
 _DEGREE = re.compile(r"\s*(\w+)\s*=\s*(\d+)\s*", re.ASCII)
 _PROFILE_KEYS: tuple[str, ...] = ("device", "mesh", "replicas", "attention", "kernels", "compile", "threads")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,10 @@ import numpy.typing as npt
 from batch_gen.request import RenderRequest
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+CHECK: Final = "self-check"
+"""The stage of steps that prove a clip and are not its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,33 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes, "PYTHONPATH": path}
 
 
+def rank_environment(rank: int, num_ranks: int, threads: int, gpu: str | None = None) -> dict[str, str]:
+    """What a rank process finds in its environment; `gpu`: the CUDA device that it may use, None for no restriction."""
+    wanted = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    wanted |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+    # Spinning threads starve encoders and other replicas on shared cores; measured 15x slower beside a busy process.
+    wanted |= {
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+        # The ranks of a replica share a machine: their connections are no business of its network.
+        "GLOO_SOCKET_IFNAME": next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo"),
+    }
+    if gpu is not None:  # the rank sees one device, as number 0, and torch chooses by LOCAL_RANK
+        wanted |= {"CUDA_VISIBLE_DEVICES": gpu, "LOCAL_RANK": "0"}
+    return wanted
+
+
+def cuda_devices(nodes: Path = Path("/dev")) -> tuple[str, ...] | None:
+    """This process's CUDA devices as CUDA_VISIBLE_DEVICES names them; None where neither it nor the driver tells."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return tuple(name.strip() for name in named.split(",") if name.strip())
+    count = sum(1 for node in nodes.glob("nvidia[0-9]*"))
+    return tuple(str(number) for number in range(count)) or None
+
+
 def guard_names() -> None:
     """Refuse to run where `kernels` or `models` would be somebody else's package.
 

@@ -67,10 +67,12 @@ KINDS: Final[dict[str, Kind]] = {
     "usage": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "--help after the command's name tells what it takes"),
     "config": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "correct the named file or flag"),
     "manifest": Kind(RetryClass.INPUT, EXIT_USAGE, "correct the manifest; batch-gen validate checks without rendering"),
-    "environment": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "batch-gen doctor tells what this machine lacks, with --out URL what a store does"),
+    "environment": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "batch-gen doctor [--out URL] tells what is missing"),
     "checkpoint": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "fetch the checkpoint again, or name another --model"),
     "unsupported": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "choose one of the alternatives named in the message"),
-    "memory": Kind(RetryClass.SYSTEMIC, EXIT_USAGE, "use a larger mesh, a smaller size or another --profile, or --ignore-memory"),
+    "memory": Kind(
+        RetryClass.SYSTEMIC, EXIT_USAGE, "use a larger mesh, a smaller size, another --profile, or --ignore-memory"
+    ),
     "input": Kind(RetryClass.INPUT, EXIT_QUARANTINE, "correct the row's input; it is not tried again"),
     "nonfinite": Kind(RetryClass.CLIP, EXIT_QUARANTINE, "the latents hold NaN or Inf; try another seed or dtype"),
     "flat": Kind(RetryClass.CLIP, EXIT_QUARANTINE, "every frame is one colour; try another seed"),
@@ -79,7 +81,7 @@ KINDS: Final[dict[str, Kind]] = {
     "oom": Kind(RetryClass.DEVICE, EXIT_AGAIN, "memory ran out while rendering; use a larger mesh or a smaller size"),
     "device": Kind(RetryClass.DEVICE, EXIT_AGAIN, "the device failed; the message says what its rank said last"),
     "hardware": Kind(RetryClass.HOST, EXIT_AGAIN, "this machine's accelerator is broken; replace the machine"),
-    "engine_died": Kind(RetryClass.DEVICE, EXIT_AGAIN, "a rank process died; the message ends with the last of its log"),
+    "engine_died": Kind(RetryClass.DEVICE, EXIT_AGAIN, "a rank process died; the message has the end of its log"),
     "hang": Kind(RetryClass.DEVICE, EXIT_AGAIN, "no step for too long; the rank group was ended"),
     "upload": Kind(RetryClass.TRANSIENT, EXIT_AGAIN, "the store did not take the file; it is tried again"),
     "store": Kind(RetryClass.TRANSIENT, EXIT_AGAIN, "check the network, credentials and batch-gen doctor --out URL"),

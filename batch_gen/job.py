@@ -21,7 +21,7 @@ import numpy.typing as npt
 from batch_gen.claims import Assignment
 from batch_gen.commit import Receipt, adopt_orphan, commit_clip
 from batch_gen.encode import EncodedFile, Encoder, EncodeSettings, VideoSpec, provenance
-from batch_gen.engine import DenoiseOptions, Done, Engine, Event, Slab, Step, finish
+from batch_gen.engine import CHECK, DenoiseOptions, Done, Engine, Event, Slab, Step, finish
 from batch_gen.errors import ClipFailed, StoreError
 from batch_gen.images import ImageReader, ResizeRule, images_of
 from batch_gen.layout import latents_key
@@ -85,6 +85,7 @@ def make_clip(
     frames = SlabQueue(shop.budget)
     future = shop.pool.submit(finish_clip, attempt, frames, shop, clock, info)
     try:
+        shop.progress(attempt, "decode", 0, 0)  # before the first slab, which may be long in coming
         for event in engine.decode(attempt.request, latents):
             if isinstance(event, Slab) and not frames.put(event.frames):
                 break
@@ -135,7 +136,9 @@ def denoise(
 
 def _watch_steps(events: Iterator[Event], attempt: Attempt, shop: Workshop, clock: Clock) -> Iterator[Event]:
     for event in events:
-        if isinstance(event, Step):
+        if isinstance(event, Step) and event.stage == CHECK:
+            shop.progress(attempt, CHECK, event.index, event.total)
+        elif isinstance(event, Step):
             clock.step()
             shop.progress(attempt, "denoise", event.index, event.total)
         yield event

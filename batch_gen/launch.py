@@ -8,6 +8,7 @@ files of their own, so that one voice speaks on the terminal.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,15 @@ import numpy.typing as npt
 
 from batch_gen import wire
 from batch_gen.engine import ALL_STEPS, DenoiseOptions, Done, Event, Events, Slab, Step, Tap
-from batch_gen.environment import child_environment
+from batch_gen.environment import child_environment, rank_environment
 from batch_gen.errors import KINDS, BatchGenError, ClipFailed, EngineLost, RetryClass
+from batch_gen.patience import Patience
 from batch_gen.request import RenderRequest
 
 _POLL_S = 0.25
-_LAST_WORDS_BYTES = 4000
 _LOG_BYTES = 1 << 16
 DEFAULT_STALL_S = 600.0
 COMPILE_S = 3600.0
-STALL_FACTOR = 20.0
 _DUMP_S = 0.5
 
 
@@ -51,11 +51,11 @@ class EngineSpec:
         cpus: host cores that the ranks may use; empty for all.
         folder: scratch folder of this rank group (logs, rendezvous, last words).
         stall_s: seconds of silence that mean a hang, whatever was seen so far.
-        min_stall_s: no less is a hang, however quick the stage was so far; in between, `STALL_FACTOR` times its longest
-            silence is one.
+        min_stall_s: no less is a hang, however quick the stage was so far; see `Patience` for what is in between.
         load_s: seconds that loading may take.
-        first_s: seconds that the first answer of a stage to a bucket may take, for its graphs are compiled then.
+        first_s: seconds that an answer may take where graphs may have to be compiled first; 0 where none are.
         cache: folder of compiled graphs, shared by all ranks of this machine; empty leaves it to the compiler.
+        gpus: what each rank is told to see of the machine's CUDA devices, by rank; empty for no restriction.
         environment: variables set before exec.
     """
 
@@ -71,6 +71,7 @@ class EngineSpec:
     first_s: float = 0.0
     min_stall_s: float = 60.0
     cache: str = ""
+    gpus: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -80,28 +81,37 @@ class RemoteEngine:
     Args:
         spec: what to start.
         on_wait: called now and then while the ranks load, which `spec.load_s` bounds.
+        on_compile: called now and then while a call may wait for a compiler, which `spec.first_s` bounds.
+        compiled: see `Patience`.
 
     Raises:
         EngineLost: from any call, when a rank died (`engine_died`), is silent (`hang`) or reported a device error.
         ClipFailed: from any call, when this clip failed and the ranks go on.
     """
 
-    def __init__(self, spec: EngineSpec, on_wait: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        on_wait: Callable[[], None] = lambda: None,
+        on_compile: Callable[[], None] = lambda: None,
+        compiled: set[Hashable] | None = None,
+    ) -> None:
         self.spec = spec
-        self._on_wait = on_wait
+        self._on_wait, self._on_compile = on_wait, on_compile
         self._stage = "start"
         self._closed = False
         self._busy = False
-        self.graph_counts: dict[str, int] = {}
-        self._silences: dict[tuple[str, str], float] = {}
+        known = set() if compiled is None else compiled
+        self._patience = Patience(spec.stall_s, spec.min_stall_s, spec.first_s, known)
+        self._texts: set[bytes] = set()
         self._folder = Path(spec.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         for stale in self._folder.glob("*"):
             stale.unlink()
         self._connection, theirs = socket.socketpair()
         self._connection.settimeout(_POLL_S)
-        with theirs:
-            self._ranks = [self._start(rank, theirs) for rank in range(spec.num_ranks)]
+        self._ranks: list[subprocess.Popen[bytes]] = []
+        self._start_all(theirs)
         self._description = self._await_ready()
 
     @property
@@ -112,7 +122,11 @@ class RemoteEngine:
     def text(self, requests: Sequence[RenderRequest]) -> Events:
         """See `Engine.text`."""
         body = {"requests": [request.to_json() for request in requests]}
-        yield from self._call(("text", ""), body)
+        texts = {_digest(text) for request in requests for text in (request.prompt, request.negative_prompt)}
+        self._finish_last_call()
+        self._patience.begin("text", works=not texts <= self._texts)  # the ranks keep what they encoded
+        self._texts |= texts
+        yield from self._call("text", body)
 
     def denoise(self, request: RenderRequest, text: str, options: DenoiseOptions = ALL_STEPS) -> Events:
         """See `Engine.denoise`."""
@@ -126,11 +140,16 @@ class RemoteEngine:
         body["start"] = start[0] if start else None
         body["together"] = [other.to_json() for other in options.together]
         arrays: list[npt.NDArray[Any]] = [start[1], *options.images] if start else list(options.images)
-        yield from self._call(("denoise", str(request.bucket)), body, arrays)
+        is_whole = start is None and (options.stop is None or options.stop >= request.steps)
+        self._finish_last_call()
+        self._patience.begin(("denoise", _graphs_of(request), len(options.together)), is_whole=is_whole)
+        yield from self._call("denoise", body, arrays)
 
     def decode(self, request: RenderRequest, latents: npt.NDArray[np.float32]) -> Events:
         """See `Engine.decode`."""
-        yield from self._call(("decode", str(request.bucket)), {"request": request.to_json()}, [latents])
+        self._finish_last_call()
+        self._patience.begin(("decode", request.bucket))
+        yield from self._call("decode", {"request": request.to_json()}, [latents])
 
     def render(self, request: RenderRequest) -> Iterator[Event]:
         """See `Engine.render`."""
@@ -162,6 +181,16 @@ class RemoteEngine:
         self._kill()
         self._connection.close()
 
+    def _start_all(self, theirs: socket.socket) -> None:
+        """Start every rank; when one cannot be started, those before it end."""
+        with theirs:
+            try:
+                for rank in range(self.spec.num_ranks):
+                    self._ranks.append(self._start(rank, theirs))
+            except BaseException:
+                self.kill()
+                raise
+
     def _start(self, rank: int, theirs: socket.socket) -> subprocess.Popen[bytes]:
         fd = theirs.fileno() if rank == 0 else -1
         arguments = json.dumps({**asdict(self.spec), "rank": rank, "fd": fd, "parent": os.getpid()})
@@ -171,10 +200,15 @@ class RemoteEngine:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_environment(self.spec, rank),
+                env=self._environment(rank),
                 pass_fds=(fd,) if rank == 0 else (),
                 start_new_session=True,
             )
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        spec = self.spec
+        wanted = rank_environment(rank, spec.num_ranks, spec.threads, spec.gpus[rank] if spec.gpus else None)
+        return child_environment(**{**wanted, **spec.environment})
 
     def _await_ready(self) -> dict[str, Any]:
         try:
@@ -189,43 +223,36 @@ class RemoteEngine:
         description: dict[str, Any] = header["description"]
         return description
 
-    def _call(self, graph: tuple[str, str], body: dict[str, Any], arrays: Sequence[npt.NDArray[Any]] = ()) -> Events:
-        """Run a stage on a bucket; `graph` names both."""
-        while self._busy:  # the caller gave the last call up half way; the ranks did not
-            self._answer(self.spec.stall_s)
-        self._stage = graph[0]
+    def _finish_last_call(self) -> None:
+        """The caller may have given the last call up half way; the ranks did not."""
+        while self._busy:
+            self._answer(learns=False)  # nobody was here to hear when the answers came
+
+    def _call(self, stage: str, body: dict[str, Any], arrays: Sequence[npt.NDArray[Any]] = ()) -> Events:
+        """Run a stage that `self._patience` was told of."""
+        self._stage = stage
         try:
             self._connection.settimeout(self.spec.stall_s)  # large arrays wait for a rank that reads slowly
-            wire.send(self._connection, {"type": graph[0], **body}, arrays)
+            wire.send(self._connection, {"type": stage, **body}, arrays)
         except OSError as error:
             is_full = isinstance(error.__cause__, TimeoutError)
             raise (self._hang(self.spec.stall_s) if is_full else self._lost()) from error
         self._busy = True
-        silences: list[float] = []
         while self._busy:
-            asked_at = time.monotonic()
-            header, received = self._answer(self._patience_s(graph, first=not silences))
-            silences.append(time.monotonic() - asked_at)
+            header, received = self._answer()
             event = _event(header, received)
             if event is None:
                 raise self._error(header)
-            if isinstance(event, Done):
-                self.graph_counts = event.info.pop("graphs", self.graph_counts)
-                compiled = graph in self._silences or not self.spec.first_s
-                self._silences[graph] = max(self._silences.get(graph, 0.0), *silences[0 if compiled else 1 :], 0.0)
             yield event
 
-    def _patience_s(self, graph: tuple[str, str], *, first: bool) -> float:
-        """How long the next answer of a stage may take, by what it took before."""
-        spec = self.spec
-        if graph not in self._silences:
-            return max(spec.stall_s, spec.first_s) if first else spec.stall_s
-        return min(spec.stall_s, max(spec.min_stall_s, STALL_FACTOR * self._silences[graph]))
-
-    def _answer(self, patience_s: float) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
+    def _answer(self, *, learns: bool = True) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
         """The next message of the call in progress; notes when it is the last one."""
-        header, arrays = self._receive(patience_s)
+        header, arrays = self._receive(self._patience.seconds)
         self._busy = header["type"] not in {"done", "error"}
+        if learns:
+            self._patience.heard(works=header["type"] in {"step", "slab"})
+        if learns and header["type"] == "done":
+            self._patience.ended()
         return header, arrays
 
     def _receive(self, patience_s: float) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
@@ -242,8 +269,14 @@ class RemoteEngine:
                 raise self._lost() from error
             if time.monotonic() > deadline:
                 raise self._hang(patience_s)
-            if self._stage == "start":
-                self._on_wait()
+            self._still_waiting()
+
+    def _still_waiting(self) -> None:
+        """Silence that is known to be long is no sign of a fault: whoever waits for this engine hears of it."""
+        if self._stage == "start":
+            self._on_wait()
+        elif self._busy and self._patience.may_compile and self._ranks[0].poll() is None:
+            self._on_compile()
 
     def _look_for_deaths(self) -> None:
         for process in self._ranks[1:]:
@@ -280,21 +313,15 @@ class RemoteEngine:
             text = f"rank {rank} of {len(codes)} failed in stage {self._stage!r}: {message}"
             return EngineLost(kind, text, self._log(rank))
         dead = next((rank for rank, code in enumerate(codes) if code is not None), 0)
-        how = _how(codes[dead])
-        tail = _tail(self._folder / f"rank-{dead}.log")
-        return EngineLost(
-            "engine_died",
-            f"rank {dead} of {len(codes)} {how} in stage {self._stage!r}{': ' + tail if tail else ''}",
-            self._log(dead),
-        )
+        log = self._log(dead)
+        tail = " | ".join([line for line in log.splitlines() if line.strip()][-3:])
+        text = f"rank {dead} of {len(codes)} {_how(codes[dead])} in stage {self._stage!r}{': ' + tail if tail else ''}"
+        return EngineLost("engine_died", text, log)
 
     def _log(self, rank: int) -> str:
         """The end of a rank's log; empty when there is none."""
-        try:
-            data = (self._folder / f"rank-{rank}.log").read_bytes()
-        except OSError:
-            return ""
-        return data[-_LOG_BYTES:].decode("utf-8", "replace")
+        path = self._folder / f"rank-{rank}.log"
+        return path.read_bytes()[-_LOG_BYTES:].decode("utf-8", "replace") if path.is_file() else ""
 
     def _error(self, header: dict[str, Any]) -> BatchGenError:
         kind, message = header["kind"], header["message"]
@@ -316,20 +343,14 @@ class RemoteEngine:
                 process.wait(5.0)
 
 
-def _environment(spec: EngineSpec, rank: int) -> dict[str, str]:
-    threads = str(spec.threads)
-    wanted = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-    wanted |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(spec.num_ranks)}
-    # Spinning threads starve encoders and other replicas on shared cores; measured 15x slower beside a busy process.
-    wanted |= {
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
-        # The ranks of a replica share a machine: their connections are no business of its network.
-        "GLOO_SOCKET_IFNAME": next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo"),
-    }
-    return child_environment(**wanted, **spec.environment)
+def _graphs_of(request: RenderRequest) -> Hashable:
+    """What decides which graphs a clip's steps use: by the schedule each expert, by guidance the number of texts."""
+    guided = request.guidance_high > 1, request.guidance_low > 1
+    return request.bucket, request.steps, request.flow_shift, guided
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _event(header: dict[str, Any], arrays: list[npt.NDArray[Any]]) -> Event | None:
@@ -368,12 +389,3 @@ def _how(code: int | None) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code}"
-
-
-def _tail(path: Path) -> str:
-    try:
-        data = path.read_bytes()[-_LAST_WORDS_BYTES:]
-    except OSError:
-        return ""
-    lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
-    return " | ".join(lines[-3:])

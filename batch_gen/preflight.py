@@ -6,10 +6,12 @@ from pathlib import Path
 
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Settings
+from batch_gen.environment import cuda_devices
 from batch_gen.errors import EnvironmentFault
 from batch_gen.estimate.choose import Work
 from batch_gen.estimate.published import refuse_published
 from batch_gen.graphs.supply import Supply, supply_graphs
+from batch_gen.placement import check_gpus
 from batch_gen.prepare import Prepared, check_work_memory
 
 DEVICES = Path("/dev")
@@ -37,6 +39,7 @@ def check_start(settings: Settings, checkpoint: Checkpoint, work: Work, devices:
     """
     refuse_published(checkpoint)
     check_device(settings.device)
+    check_gpus(settings, settings.replicas, cuda_devices())
     check_work_memory(settings, checkpoint, work)
     check_neuron(settings.device, devices)
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from batch_gen.checkpoint import Checkpoint
 from batch_gen.chunks import PlanRow
 from batch_gen.config import Preset, Settings, default_profile, load_preset, preset_names, resolve
 from batch_gen.errors import ConfigError, UsageError
-from batch_gen.estimate.choose import Work, check_memory, preset_work, question_of, with_mesh
+from batch_gen.estimate.choose import Work, check_heads, check_memory, preset_work, question_of, with_mesh
 from batch_gen.estimate.published import published_checkpoint
 from batch_gen.estimate.ranking import Question
 from batch_gen.image_checks import ImageTable, check_images
@@ -37,7 +38,7 @@ from batch_gen.manifest import (
 )
 from batch_gen.notify import check_target
 from batch_gen.reach import REACH, reach
-from batch_gen.request import SamplingDefaults, clean_prompt
+from batch_gen.request import Bucket, SamplingDefaults, clean_prompt
 from batch_gen.storage.base import StoreOptions, open_store
 from batch_gen.telemetry import outlets
 from models.parallel.layout import Degrees, LayoutError, check_routable, plan_replicas
@@ -53,6 +54,7 @@ class Prepared:
     manifest: Manifest
     inputs: str
     images: ImageTable = field(default_factory=ImageTable)
+    work: Work = field(default_factory=dict)
 
     def rows(self) -> Iterator[PlanRow]:
         """The wanted requests with their places, anew at every call."""
@@ -70,7 +72,7 @@ class Prepared:
     @property
     def question(self) -> Question | None:
         """What the estimate is asked about this run; None for the fake engine."""
-        return question_of(self.settings, self.checkpoint, self.manifest.survey.work)
+        return question_of(self.settings, self.checkpoint, self.work)
 
     def fingerprint_settings(self) -> dict[str, Any]:
         """The settings that form the run's fingerprint."""
@@ -94,10 +96,22 @@ def prepare(sources: Sequence[str], given: Mapping[str, Any], *, weights: bool =
     settings, preset, checkpoint = resolve_run(layers, weights=weights)
     options = manifest_options(settings, preset, checkpoint)
     manifest = read_manifest(manifest_sources(sources, settings), preset.sampling, checkpoint.limits, options)
-    settings = place(settings, checkpoint, manifest.survey.work, layers)
-    check_step_cache(settings, manifest)
     images = check_images(manifest, ImageReader(None, store_options(settings)), settings.resize)
-    return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset), images)
+    work = work_of(manifest, images)
+    settings = place(settings, checkpoint, work, layers)
+    check_step_cache(settings, manifest)
+    return Prepared(settings, preset, checkpoint, manifest, inputs_digest(manifest, settings, preset), images, work)
+
+
+def work_of(manifest: Manifest, images: ImageTable) -> Work:
+    """Clips by shape, steps and guidance: by columns, or clip by clip where images decide the sizes."""
+    if images.rule != "fit" or not images.sizes:
+        return manifest.survey.work
+    found: Counter[tuple[Bucket, int, bool]] = Counter()
+    for _, request in manifest.iter_located_requests():
+        clip = images.placed(request)
+        found[clip.bucket, clip.steps, max(clip.guidance_high, clip.guidance_low) > 1] += 1
+    return found
 
 
 def layers_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +145,8 @@ def resolve_run(layers: Mapping[str, Any], *, weights: bool = True) -> tuple[Set
     preset = load_preset(str(layers.get("preset") or checkpoint.preset), checkpoint.preset)
     values = {**layers, "model": model}
     if is_auto(layers):
-        values |= {"mesh": "tp=1", "replicas": 1}
+        replicas = layers.get("replicas")  # kept, so that its bounds are checked; the profile's belong to its mesh
+        values |= {"mesh": "tp=1", "replicas": 1 if replicas is None else replicas}
     settings = resolve(values, preset, str(layers.get("profile") or default_profile()))
     check_combinations(settings)
     return settings, preset, checkpoint
@@ -146,8 +161,9 @@ def place(settings: Settings, checkpoint: Checkpoint, work: Work, layers: Mappin
     """Choose the mesh for `--mesh auto`; other settings stay as they are.
 
     Raises:
-        MemoryTooSmall: no mesh fits.
+        ConfigError: the mesh does not divide the model. MemoryTooSmall: no mesh fits.
     """
+    check_heads(settings, checkpoint)
     question = question_of(settings, checkpoint, work) if is_auto(layers) else None
     if question is None:
         return settings

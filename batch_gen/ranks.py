@@ -12,7 +12,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -26,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from batch_gen import wire
-from batch_gen.engine import ALL_STEPS, Array, DenoiseOptions, Done, Engine, Event, Events, Slab, Step, Tap, finish
+from batch_gen.engine import ALL_STEPS, Array, DenoiseOptions, Done, Engine, Event, Events, Slab, Step, Tap
 from batch_gen.errors import KINDS, BatchGenError, RetryClass
 from batch_gen.fake_engine import FakeEngine, FakeOptions
+from batch_gen.memory import peak_rss_bytes
 from batch_gen.request import RenderRequest
 from batch_gen.together import Ahead
 from models.device import Start, prepare
@@ -151,9 +151,10 @@ class PipelineEngine:
             elif isinstance(event, DoneEvent):
                 yield Done(event.latents.numpy(), {} if event.skipped is None else {"skipped_steps": event.skipped})
 
-    def _alone(self, request: RenderRequest) -> npt.NDArray[np.float32]:
-        latents: npt.NDArray[np.float32] = finish(self.denoise(request, "")).value
-        return latents
+    def _alone(self, request: RenderRequest) -> Iterator[Step | npt.NDArray[np.float32]]:
+        for event in self.denoise(request, ""):
+            if not isinstance(event, Tap | Slab):
+                yield event.value if isinstance(event, Done) else event
 
     def _several(self, requests: Sequence[RenderRequest]) -> Iterator[Step | npt.NDArray[np.float32]]:
         from models.events import DoneEvent, StepEvent
@@ -176,13 +177,9 @@ class PipelineEngine:
         yield Done(None, {"decode": self._pipeline.decode_plan(latents), **self._device_info()})
 
     def _device_info(self) -> dict[str, Any]:
-        """What the device says after a clip: its peak of memory, graphs found in the cache and graphs compiled."""
-        device = getattr(self._pipeline, "device", None)
-        if device is None:  # the reference pipeline has none of ours
-            return {}
-        counts = device.cache_counts()
-        peak = {} if device.name == "cpu" else {"device_peak_bytes": device.memory().peak_bytes}
-        return peak | ({} if counts is None else {"graphs": counts})
+        """What the device says after a clip: its peak of memory."""
+        device = getattr(self._pipeline, "device", None)  # the reference pipeline has none of ours
+        return {} if device is None or device.name == "cpu" else {"device_peak_bytes": device.memory().peak_bytes}
 
     def render(self, request: RenderRequest) -> Iterator[Event]:
         """The three in a row."""
@@ -321,7 +318,7 @@ def _send_event(connection: socket.socket, event: Event) -> None:
     elif isinstance(event, Slab):
         wire.send(connection, {"type": "slab"}, [event.frames])
     else:
-        info = {**event.info, "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        info = {**event.info, "peak_rss_bytes": peak_rss_bytes()}
         value, arrays = (None, [event.value]) if isinstance(event.value, np.ndarray) else (event.value, [])
         wire.send(connection, {"type": "done", "value": value, "info": info}, arrays)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_VALUE_CHARS: Final = 60
 FLOAT32_SLACK: Final = 2e-5
+TOO_SHORT_FOR_LAST: Final = "is too short for a first and a last image, which need at least 5 frames"
 LAST_WITHOUT_FIRST: Final = "needs a first image too; fill the column image"
 
 
@@ -218,6 +219,8 @@ def cross_faults(values: Mapping[str, object], served: Sequence[str], model: str
         kind = conditioning_of(image, last_image)
         if kind not in served:
             faults.append(("image" if image is not None else "prompt", unserved(kind, model)))
+        elif kind == "first_last" and values.get("num_frames") == 1:
+            faults.append(("num_frames", TOO_SHORT_FOR_LAST))
     seed, samples = values.get("seed"), values.get("samples")
     if seed is not None and samples is not None and int(seed) + int(samples) - 1 > MAX_SEED:  # type: ignore[call-overload]
         faults.append(("seed", seed_overflow(int(samples))))  # type: ignore[call-overload]

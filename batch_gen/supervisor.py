@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from batch_gen.claims import Assignment, ChunkEnd, ClaimSource, Wait
 from batch_gen.commit import load_record
 from batch_gen.drain import Drain
-from batch_gen.engine import Engine
+from batch_gen.engine import CHECK, Engine
 from batch_gen.errors import BatchGenError, ClipFailed, DiskFull, Drained, EngineLost, RetryClass, StoreError
 from batch_gen.job import Finished, Workshop, adopt, make_clip
 from batch_gen.lease import LostLease
@@ -34,6 +34,7 @@ from batch_gen.slabs import Aborted
 log = logging.getLogger(__name__)
 MAX_RESTARTS = 3
 RECYCLE_AHEAD_CLIPS = 3
+ENGINE_STAGES: Final = ("text", "denoise", CHECK, "decode")
 
 
 @dataclass(slots=True)
@@ -45,9 +46,12 @@ class Replica:
     losses: set[str] = field(default_factory=set)
     bucket: str | None = None
     attempt: Attempt | None = None
+    stage: str = ""
     step: int = 0
     total: int = 0
     began_s: float = 0.0
+    stage_began_s: float = 0.0
+    heard_s: float = 0.0
     trend: MemoryTrend = field(default_factory=MemoryTrend)
     looks_ahead: bool = False
     ahead: Future[Assignment | None] | None = None
@@ -120,11 +124,13 @@ class Supervisor:
         """A sign of progress from the engine or the host work of a clip."""
         self.source.heartbeat()
         replica = self.replicas[attempt.replica]
-        if stage == "denoise":
-            replica.step, replica.total = done, total
-        elif stage == "decode" and replica.looks_ahead and replica.ahead is None:
+        if stage in ENGINE_STAGES and attempt is replica.attempt:
+            if stage != replica.stage:  # it began when the one before last spoke
+                replica.stage, replica.stage_began_s = stage, replica.heard_s
+            replica.step, replica.total, replica.heard_s = done, total, time.monotonic()
+        if stage == "decode" and replica.looks_ahead and replica.ahead is None:
             replica.ahead = self._scouts.submit(self._look_ahead, str(attempt.request.bucket))
-        if stage in ("text", "denoise", "decode"):
+        if stage in ENGINE_STAGES:
             current = Current(attempt.request.clip_id, stage, done, total, float(attempt.request.cost))
             self.progress.step(attempt.replica, current)
 
@@ -273,9 +279,9 @@ class Supervisor:
     def _render(self, replica: Replica, work: Assignment, together: tuple[RenderRequest, ...] = ()) -> None:
         assert replica.engine is not None
         attempt = Attempt(work.request, work.chunk, work.epoch, work.attempt, replica.index)
-        replica.attempt, replica.step, replica.total = attempt, 0, work.request.steps
-        replica.began_s = time.monotonic()
-        self._slots.acquire()
+        self._slots.acquire()  # a wait for encoders: the engine stands idle, and the clip's time has not begun
+        replica.began_s = replica.heard_s = time.monotonic()
+        replica.stage, replica.step, replica.attempt = "", 0, attempt
         handed_over = False
         use = "failed"
         try:
@@ -380,8 +386,10 @@ class Supervisor:
                 kill()
 
     def _rest_s(self, replica: Replica) -> float:
-        """Seconds that the clip in hand still needs, from its pace so far; 0 when it is almost over."""
+        """Seconds that the clip in hand still needs, from its pace so far; 0 when it is almost over: it is decoded."""
+        if replica.stage == "decode":
+            return 0.0
         if not replica.step:
             return float("inf")
-        pace = (time.monotonic() - replica.began_s) / replica.step
+        pace = (time.monotonic() - replica.stage_began_s) / replica.step
         return pace * (replica.total - replica.step)

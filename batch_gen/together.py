@@ -12,37 +12,35 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from batch_gen.engine import CHECK, Step
 from batch_gen.errors import BatchGenError
 from models.errors import ModelError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from batch_gen.engine import Step
     from batch_gen.request import RenderRequest
 
     Latents = npt.NDArray[np.float32]
-    Alone = Callable[[RenderRequest], Latents]
+    Alone = Callable[[RenderRequest], Iterator[Step | Latents]]
     Several = Callable[[Sequence[RenderRequest]], Iterator[Step | Latents]]
 
 
 def shape_of(request: RenderRequest) -> tuple[Hashable, ...]:
     """What clips must share to be denoised together, as far as a request tells."""
-    return (
-        request.bucket,
-        request.steps,
-        request.guidance_high,
-        request.guidance_low,
-        request.flow_shift,
-        request.negative_prompt,
-    )
+    return (*batch_of(request), request.negative_prompt)
+
+
+def batch_of(request: RenderRequest) -> tuple[Hashable, ...]:
+    """What decides the batches of a clip's steps, apart from the lengths of its texts."""
+    return (request.bucket, request.steps, request.guidance_high, request.guidance_low, request.flow_shift)
 
 
 class Ahead:
     """Latents that were made together with another clip's.
 
     Args:
-        alone: Denoises one clip.
+        alone: Denoises one clip: steps, then its latents.
         several: Denoises clips together: steps, then each clip's latents in order.
         alike: What clips must share beyond `shape_of`; None for a clip that cannot go with others.
     """
@@ -87,25 +85,35 @@ class Ahead:
         except ModelError as error:
             if error.kind != "nonfinite":
                 raise
-            yield self._alone(group[0])  # one of them is bad: each finds out for itself
+            yield from self._alone(group[0])  # one of them is bad: each finds out for itself
             return
-        self._prove(group, found)
+        yield from self._prove(group, found)
         self._kept = {each.digest: latents for each, latents in zip(group[1:], found[1:], strict=True)}
         yield found[0]
 
-    def _prove(self, group: Sequence[RenderRequest], found: Sequence[Latents]) -> None:
-        """The self-check, once for a shape and a number of clips."""
-        key = (group[0].bucket, len(group))
+    def _prove(self, group: Sequence[RenderRequest], found: Sequence[Latents]) -> Iterator[Step]:
+        """The self-check, once for each kind of batch: its steps, counted over the group, are its signs of life."""
+        key = (batch_of(group[0]), self._alike(group[0]), len(group))
         if key in self._proved:
             return
+        num_steps = 0
         for request, latents in zip(group, found, strict=True):
-            alone = self._alone(request)
-            if not np.array_equal(alone.view(np.uint32), latents.view(np.uint32)):
-                worst = float(np.abs(alone - latents).max())
-                raise BatchGenError(
-                    f"--clips-per-step: {len(group)} clips of {key[0]} together have other bits than clip "
-                    f"{request.clip_id} alone (latents differ by up to {worst:.1e}) on this machine; "
-                    "use --clips-per-step 1",
-                    kind="unsupported",
-                )
+            for event in self._alone(request):
+                if isinstance(event, np.ndarray):
+                    _compare(group, request, event, latents)
+                else:
+                    num_steps += 1
+                    yield Step(num_steps, event.total * len(group), CHECK)
         self._proved.add(key)
+
+
+def _compare(group: Sequence[RenderRequest], request: RenderRequest, alone: Latents, together: Latents) -> None:
+    if np.array_equal(alone.view(np.uint32), together.view(np.uint32)):
+        return
+    worst = float(np.abs(alone - together).max())
+    raise BatchGenError(
+        f"--clips-per-step: {len(group)} clips of {request.bucket} together have other bits than clip "
+        f"{request.clip_id} alone (latents differ by up to {worst:.1e}) on this machine; "
+        "use --clips-per-step 1",
+        kind="unsupported",
+    )

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -30,7 +30,7 @@ from batch_gen.environment import (
     worker_name,
 )
 from batch_gen.errors import EXIT_AGAIN, EXIT_OK, EXIT_QUARANTINE, Drained, EnvironmentFault, UsageError
-from batch_gen.graphs.supply import Supply
+from batch_gen.graphs.supply import Supply, count_graphs, graphs_in
 from batch_gen.image_checks import keep_images
 from batch_gen.images import ImageReader
 from batch_gen.job import Workshop
@@ -158,8 +158,9 @@ def render(
         ClaimSource(shop.store, plan, shop.facts.worker, options) as source,
         progress_of(settings, plan, source) as progress,
     ):
-        engines: list[RemoteEngine] = []
-        start = engine_starter(prepared, shop.scratch, lambda: wait_on(source, drain), graphs, engines)
+        before = frozenset() if graphs is None else graphs_in(graphs.folder)
+        waits = (lambda: wait_on(source, drain), source.heartbeat)
+        start = engine_starter(prepared, shop.scratch, waits, graphs)
         start = one_at_a_time(start) if load.one_by_one else start
         supervisor = Supervisor(
             *(source, start, shop, drain, meter, progress, settings.replicas),
@@ -185,7 +186,7 @@ def render(
             if notifier is not None:
                 notifier.close()
         result = close(shop.store, plan, source.summary(), drain, meter, settings)
-        return result if graphs is None else dataclasses.replace(result, graphs=graph_counts(engines))
+        return result if graphs is None else dataclasses.replace(result, graphs=count_graphs(graphs.folder, before))
 
 
 def wait_on(source: ClaimSource, drain: Drain) -> None:
@@ -325,24 +326,22 @@ def scratch_folder(prepared: Prepared, load: HostLoad) -> Iterator[Path]:
 def engine_starter(
     prepared: Prepared,
     scratch: Path,
-    on_wait: Callable[[], None],
+    waits: tuple[Callable[[], None], Callable[[], None]],
     graphs: Supply | None,
-    engines: list[RemoteEngine],
 ) -> Callable[[int], Engine]:
-    """A function that starts the engine of replica `i` and notes it in `engines`."""
+    """A function that starts the engine of replica `i`.
+
+    `waits`: what is called while the engine loads, and while a clip waits for its compiler.
+    """
     cache = None if graphs is None else graphs.folder
+    compiled: set[Hashable] = set()  # all engines share the cache: what one has compiled none waits for again
 
     def start(index: int) -> Engine:
         folder = scratch / f"replica-{index}"
-        engines.append(RemoteEngine(spec_of(prepared.settings, prepared.checkpoint, folder, index, cache), on_wait))
-        return engines[-1]
+        spec = spec_of(prepared.settings, prepared.checkpoint, folder, index, cache)
+        return RemoteEngine(spec, *waits, compiled)
 
     return start
-
-
-def graph_counts(engines: Sequence[RemoteEngine]) -> dict[str, int]:
-    """Graphs that the first rank of each engine found in its cache, and those that it compiled."""
-    return {name: sum(engine.graph_counts.get(name, 0) for engine in engines) for name in ("hits", "misses")}
 
 
 @contextmanager

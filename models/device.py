@@ -130,7 +130,6 @@ class Device:
     torch_device: torch.device
     compiling: Compiling = OFF
     graphs: list[str] = field(default_factory=list)  # `role/name` of each compiled function, in order
-    known: frozenset[str] = frozenset()  # files that the compiler's cache had at the start, where that is counted
 
     @property
     def static_shapes(self) -> bool:
@@ -175,27 +174,14 @@ class Device:
         del name
         return None
 
-    def cache_counts(self) -> dict[str, int] | None:
-        """Graphs that this process found in the compiler's cache (`hits`) and those that it compiled (`misses`)."""
-        if self.compiling.mode == "off" or self.torch_backend != "inductor":
-            return None
-        from torch._dynamo.utils import counters
-
-        counted = counters["inductor"]
-        misses = counted["fxgraph_cache_miss"] + counted["fxgraph_cache_bypass"]
-        return {"hits": counted["fxgraph_cache_hit"], "misses": misses}
-
     def synchronize(self) -> None:
         """Wait until queued work is done (the host's own work already is)."""
 
     def memory(self) -> MemoryFigures:
         """The process's own memory on the CPU."""
-        import resource
-
         page, pages = os.sysconf("SC_PAGE_SIZE"), Path("/proc/self/statm")
         used = int(pages.read_text("ascii").split()[1]) * page if pages.exists() else None
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return MemoryFigures(used, peak, page * os.sysconf("SC_PHYS_PAGES"))
+        return MemoryFigures(used, _peak_bytes(), page * os.sysconf("SC_PHYS_PAGES"))
 
 
 class CudaDevice(Device):
@@ -245,14 +231,6 @@ class NeuronDevice(Device):
 
         return call
 
-    def cache_counts(self) -> dict[str, int] | None:
-        """From the cache folder, as no documented counter exists: graphs that were there at the start, and graphs that
-        the ranks of this machine have added since.
-        """
-        if self.torch_backend != "neuron" or not self.graphs:
-            return None
-        return {"hits": len(self.known), "misses": len(_neffs() - self.known)}
-
     def synchronize(self) -> None:
         """Wait for the core's queue."""
         importlib.import_module(neuron.PACKAGE).synchronize()
@@ -264,6 +242,16 @@ class NeuronDevice(Device):
         if not core.isdigit():
             return MemoryFigures(None, None, total)
         return MemoryFigures(neuron.core_bytes(int(core), "present"), neuron.core_bytes(int(core), "peak"), total)
+
+
+def _peak_bytes() -> int | None:
+    """Most bytes that this process held; None where the system does not say.
+
+    Not `ru_maxrss`: that outlives fork and exec, and would be the peak of whoever started this process.
+    """
+    status = Path("/proc/self/status")
+    lines = status.read_text("ascii", "replace").splitlines() if status.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
 
 def open_device(name: str = "cpu", index: int = 0, compiling: Compiling = OFF) -> Device:
@@ -306,12 +294,7 @@ def _open_neuron(compiling: Compiling) -> Device:
         raise ModelError(
             "environment", f"{neuron.PACKAGE} registers no device 'neuron': not the native stack; {neuron.EXTRA}"
         )
-    return NeuronDevice("neuron", torch.device("neuron", 0), compiling, known=_neffs())
-
-
-def _neffs() -> frozenset[str]:
-    folder = os.environ.get(neuron.NEFF_CACHE)
-    return frozenset() if folder is None else frozenset(str(path) for path in Path(folder).rglob("*.neff"))
+    return NeuronDevice("neuron", torch.device("neuron", 0), compiling)
 
 
 def use_kernels(name: str, device: str) -> None:

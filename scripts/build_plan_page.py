@@ -52,7 +52,8 @@ batch-gen plan manifest.parquet --model wan2.2-t2v-a14b --profile trn2-480p --me
 A published name (`batch-gen models` lists them) needs no weights. Nothing is written, and torch is not loaded. What does
 not fit in memory is exit code 2, for `plan` and, on Neuron, for `run`; `--ignore-memory` starts all the same.
 `--mesh auto` takes the first of the ranking that fits; `--for` is what it ranks by: clips per machine-hour
-(`throughput`) or seconds per clip (`latency`). On CPU and CUDA it is one rank. `--json` has every figure.
+(`throughput`) or seconds per clip (`latency`). On a CPU it is one rank a replica; there all ranks of all replicas share
+the machine's cores and memory, so replicas are not free. On CUDA each rank has a device. `--json` has every figure.
 
 The estimate knows sizes exactly and speed roughly: one public measurement, seven more to check it against, and none of
 ours, for want of a device. Each line below says which it is.

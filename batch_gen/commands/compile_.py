@@ -22,7 +22,7 @@ from batch_gen.graphs.supply import check_compiler
 from batch_gen.images import COLUMNS, ImageReader
 from batch_gen.launch import RemoteEngine
 from batch_gen.lease import Owner
-from batch_gen.placement import spec_of
+from batch_gen.placement import for_rehearsal, spec_of
 from batch_gen.preflight import check_start
 from batch_gen.prepare import Prepared, prepare, store_options
 from batch_gen.request import RenderRequest
@@ -119,6 +119,6 @@ def reader_of(prepared: Prepared, wanted: Sequence[Wanted]) -> ImageReader:
 
 def _starter(prepared: Prepared, folder: Path) -> Callable[[Path], Engine]:
     def start(cache: Path) -> Engine:
-        return RemoteEngine(spec_of(prepared.settings, prepared.checkpoint, folder / "ranks", 0, cache))
+        return RemoteEngine(for_rehearsal(spec_of(prepared.settings, prepared.checkpoint, folder / "ranks", 0, cache)))
 
     return start

@@ -23,7 +23,15 @@ def models(as_json: bool) -> int:
 
     console = Console(soft_wrap=True)
     table = Table(
-        Column("preset", no_wrap=True), "size", "frames", "fps", "steps", "guidance high/low", "shift", title="Presets", title_justify="left"
+        Column("preset", no_wrap=True),
+        "size",
+        "frames",
+        "fps",
+        "steps",
+        "guidance high/low",
+        "shift",
+        title="Presets",
+        title_justify="left",
     )
     for row in body["presets"]:
         guidance = f"{row['guidance_high']:g} / {row['guidance_low']:g}"

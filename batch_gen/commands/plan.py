@@ -12,7 +12,7 @@ import click
 
 from batch_gen.chunks import MAX_REQUESTS, ChunkRules, cut
 from batch_gen.config import RATE_KEY, Settings, load_profile
-from batch_gen.estimate.choose import Work, check_memory, degrees_of, question_of
+from batch_gen.estimate.choose import Work, check_cores, check_memory, degrees_of, question_of
 from batch_gen.estimate.page import as_lines
 from batch_gen.estimate.ranking import Question, judge, rank, swings
 from batch_gen.estimate.results import Estimate, estimate
@@ -21,12 +21,14 @@ from batch_gen.prepare import Prepared, prepare, prepare_preset
 
 EXACT_CHUNKS = 20_000
 MAX_BUCKETS_SHOWN = 12
+NO_SIZES = "no estimate: --model fake has no sizes"
 
 
 def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int:
     """Check the manifest, say what it takes, and print it; writes nothing. Without a manifest: one clip of the preset.
 
     Raises:
+        ConfigError: more ranks than the machine has cores.
         MemoryTooSmall: after printing, when it does not fit on the mesh and nobody gave `--ignore-memory`.
     """
     if sources:
@@ -36,12 +38,14 @@ def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int
         settings, checkpoint, work = prepare_preset(given)
         question = question_of(settings, checkpoint, work)
         body = _facts(settings, work, 1, Fraction(0))
+    if question is not None:
+        check_cores(settings, question)
     found = None if question is None else estimated(settings, question, body["chunks"])
     if as_json:
         click.echo(json.dumps(body | {"estimate": None if found is None else found.to_json()}, indent=1))
     else:
-        click.echo("\n".join([*_head(body), *([] if found is None else as_lines(found))]))
-    if question is not None and settings.device == "neuron":
+        click.echo("\n".join([*_head(body), *([NO_SIZES] if found is None else as_lines(found))]))
+    if question is not None:
         check_memory(settings, question)
     return 0
 
@@ -49,7 +53,7 @@ def plan(sources: Sequence[str], given: Mapping[str, Any], as_json: bool) -> int
 def describe(prepared: Prepared) -> dict[str, Any]:
     """Clips, chunks and buckets of a manifest as JSON values."""
     survey = prepared.manifest.survey
-    body = _facts(prepared.settings, survey.work, num_chunks(prepared), survey.duration_s)
+    body = _facts(prepared.settings, prepared.work, num_chunks(prepared), survey.duration_s)
     return body | {"warnings": [str(warned) for warned in survey.warnings]}
 
 
@@ -61,7 +65,7 @@ def num_chunks(prepared: Prepared) -> int:
     if survey.num_clips <= EXACT_CHUNKS:
         return sum(1 for _ in cut(prepared.rows(), rules))
     sizes: Counter[str] = Counter()
-    for (bucket, steps, _), count in survey.work.items():
+    for (bucket, steps, _), count in prepared.work.items():
         cost = bucket.width * bucket.height * bucket.num_frames * steps
         most = max(
             1, min(rules.size, MAX_REQUESTS, int(rules.cost // cost) if rules.cost < float("inf") else rules.size)
@@ -105,7 +109,8 @@ def estimated(settings: Settings, question: Question, chunks: int) -> Estimate:
 def _head(body: Mapping[str, Any]) -> list[str]:
     if body["out"]:
         about = "" if body["clips"] <= EXACT_CHUNKS else "at least "
-        lines = [f"{body['clips']:,} clips in {about}{body['chunks']:,} chunks, {body['video_s']:,.1f} s of video"]
+        clips, chunks = (f"{body[n]:,} {n if body[n] != 1 else n[:-1]}" for n in ("clips", "chunks"))
+        lines = [f"{clips} in {about}{chunks}, {body['video_s']:,.1f} s of video"]
         where = f", output {body['out']}"
     else:
         lines, where = ["no manifest: one clip of the preset"], ""

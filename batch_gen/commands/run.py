@@ -59,13 +59,14 @@ def closing(result: Result, sources: Sequence[str], given: Mapping[str, Any]) ->
     lines = [f"{made}; this worker: {result.summary}", f"clips      {result.out}/clips"]
     lines += [f"index      {result.out}/clips.parquet", f"metrics    {result.out}/metrics.parquet"]
     if result.graphs is not None:
-        lines.append(f"graphs     {result.graphs['hits']} from the cache, {result.graphs['misses']} compiled here")
+        lines.append(f"graphs     {result.graphs['hits']} in the cache before, {result.graphs['misses']} compiled here")
     lines.append(f"report     batch-gen report {out}   (then open {result.out}/report/index.html)")
     lines += cost
     if result.reason:
         lines.append(f"{result.reason}; start the same command again to go on")
     if result.num_quarantined:
-        lines.append(f"next       batch-gen status {out}   (why clips were set aside; batch-gen retry {out} gives them another round)")
+        lines.append(f"next       batch-gen status {out}   (why clips were set aside)")
+        lines.append(f"           batch-gen retry {out}   (another round for them)")
     else:
         again = shlex.join(["batch-gen", "run", *sources, *flags_again(given), "--out", result.out])
         lines.append(f"next       {again}   (resumes; renders nothing twice)")

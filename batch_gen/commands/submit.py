@@ -176,7 +176,7 @@ def refuse_this_machines_profile(prepared: Prepared) -> None:
     trn2 = ", ".join(name for name in profile_names() if name.startswith("trn2"))
     raise UsageError(
         f"--profile must be given: the machines ordered are trn2, and this one's profile, {prepared.settings.profile}, "
-        f"would leave their cores idle; name one of {trn2}, or say --profile {prepared.settings.profile} if that is meant"
+        f"would leave their cores idle; name one of {trn2}, or say it if that is meant"
     )
 
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from batch_gen.checkpoint import Checkpoint
 from batch_gen.config import Mesh, Preset, Settings
+from batch_gen.errors import ConfigError
 from batch_gen.estimate.machines import machine_of
 from batch_gen.estimate.memory import check_fits, footprint
-from batch_gen.estimate.ranking import Question, best, thinned
+from batch_gen.estimate.ranking import Question, best, rank, thinned
 from batch_gen.estimate.subject import Clips, subject_of
+from batch_gen.estimate.work import denoise_work
 from batch_gen.request import Bucket
-from models.parallel.layout import Degrees
+from models.parallel.layout import Degrees, LayoutError
 
 MAX_SHAPES = 8
 Work = Mapping[tuple[Bucket, int, bool], int]
 
 
-def mix_of(work: Work) -> tuple[Clips, ...]:
-    """The manifest's shapes and steps, at most a few; see `thinned`."""
-    return thinned([Clips(bucket, steps, guided, count) for (bucket, steps, guided), count in work.items()], MAX_SHAPES)
+def clips_of(work: Work) -> tuple[Clips, ...]:
+    """All of the manifest's shapes and steps."""
+    return tuple(Clips(bucket, steps, guided, count) for (bucket, steps, guided), count in work.items())
 
 
 def preset_work(preset: Preset, checkpoint: Checkpoint) -> Work:
@@ -38,16 +41,18 @@ def question_of(settings: Settings, checkpoint: Checkpoint, work: Work) -> Quest
     # layers that are kept make the rest a guess: then count as if none were converted
     fp8 = settings.quantization != "none" and not settings.modules_to_not_convert
     dtypes = settings.dtype, settings.vae_dtype
-    return Question(subject, mix_of(work), machine_of(settings), settings.attention, *dtypes, fp8)
+    whole, swap = clips_of(work), settings.experts == "swap"
+    mix = thinned(whole, MAX_SHAPES, partial(denoise_work, subject))
+    return Question(subject, mix, machine_of(settings), settings.attention, *dtypes, fp8, whole, swap)
 
 
 def with_mesh(settings: Settings, question: Question, replicas: int | None) -> Settings:
     """The settings with the best mesh that fits, for `--mesh auto`.
 
     Raises:
-        MemoryTooSmall: none fits.
+        ConfigError: more replicas than cores. MemoryTooSmall: none fits, unless `--ignore-memory`.
     """
-    choice = best(question, settings.for_, replicas)
+    choice = best(question, settings.for_, replicas, ignore_memory=settings.ignore_memory)
     degrees = choice.degrees
     changes = {"mesh": Mesh(tp=degrees.tp, cp=degrees.cp, cfg=degrees.cfg), "replicas": choice.replicas}
     return settings.model_copy(update=changes)
@@ -58,13 +63,55 @@ def degrees_of(settings: Settings) -> Degrees:
     return Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
 
 
+def check_heads(settings: Settings, checkpoint: Checkpoint) -> None:
+    """Refuse a tensor parallelism that does not divide the model, which the ranks would find out only later.
+
+    Raises:
+        ConfigError: with the degrees that do.
+    """
+    subject = None if settings.mesh.tp == 1 else subject_of(checkpoint)
+    if subject is None:
+        return
+    spec = subject.wan.transformer
+    try:
+        degrees_of(settings).check_model(num_heads=spec.num_attention_heads, ffn_width=spec.ffn_dim)
+    except LayoutError as error:
+        raise ConfigError(f"{subject.name}: {error}") from error
+
+
+def check_cores(settings: Settings, question: Question) -> None:
+    """Refuse more ranks than the machine that is estimated has cores, where each rank needs one.
+
+    Raises:
+        ConfigError: with the product and the cores.
+    """
+    degrees, machine = degrees_of(settings), question.machine
+    num_ranks = degrees.size * settings.replicas
+    if not machine.is_shared and num_ranks > machine.num_cores:
+        raise ConfigError(
+            f"replicas({settings.replicas}) * {degrees.formula} takes {num_ranks:,} cores, {machine.name} has "
+            f"{machine.num_cores}; use fewer replicas or a smaller mesh"
+        )
+
+
 def check_memory(settings: Settings, question: Question) -> None:
     """Refuse the first shape that does not fit on this mesh.
 
     Raises:
         MemoryTooSmall: exit code 2, unless `--ignore-memory`.
     """
-    placement = question.placed(degrees_of(settings))
+    placement = question.placed(degrees_of(settings), settings.replicas)
     for clips in question.mix:
         found = footprint(question.subject, clips, placement, question.machine)
-        check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory)
+        way_out = None if found.fits else _way_out(settings, question)
+        check_fits(str(clips.bucket), found, placement, ignore=settings.ignore_memory, way_out=way_out)
+
+
+def _way_out(settings: Settings, question: Question) -> str | None:
+    """What to try where another mesh is no help; None where it is."""
+    machine, num_ranks = question.machine, degrees_of(settings).size * settings.replicas
+    if any(choice.fits for choice in rank(question, settings.for_)):
+        share = f"{num_ranks} ranks share the memory of {machine.name}: try one replica on --mesh tp=1"
+        return share if machine.is_shared else None
+    smaller = "smaller clips, --experts swap" if question.subject.wan.num_experts > 1 and not question.swap else ""
+    return f"no mesh of {machine.name} holds them: try {smaller or 'smaller clips'} or a machine with more memory"

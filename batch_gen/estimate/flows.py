@@ -87,12 +87,13 @@ def first_step_flows(subject: Subject, placement: Placement) -> tuple[Flow, ...]
 
 
 def _tensor(subject: Subject, clips: Clips, placement: Placement, *, sequence_parallel: bool) -> Iterator[Flow]:
-    """One embedded time; norms of queries and keys over all heads; the three sums of a block (or their two halves)."""
+    """The embedded times; norms of queries and keys over all heads; the three sums of a block (or their two halves)."""
     spec, tp = subject.wan.transformer, placement.degrees.tp
     rows = local_tokens(num_tokens(subject, clips.bucket), placement, sequence_parallel=sequence_parallel)
     layers, width, dtype = spec.num_layers, spec.width, placement.dtype
-    yield Flow("all_gather", "tp", tp, (1, 1, width // tp), "float32", 1)
-    yield Flow("all_gather", "tp", tp, (1, 1, 6 * width // tp), dtype, 1)
+    times = 2 if subject.has_own_first_time(clips.bucket) else 1
+    yield Flow("all_gather", "tp", tp, (1, times, width // tp), "float32", 1)
+    yield Flow("all_gather", "tp", tp, (1, times, 6 * width // tp), dtype, 1)
     yield Flow("all_reduce", "tp", tp, (2, 1, rows), "float32", layers)
     yield Flow("all_reduce", "tp", tp, (1, rows), "float32", layers)
     if not sequence_parallel:

@@ -1,12 +1,16 @@
-"""Machines as the estimate sees them: cores, arithmetic, memory, links, price. Every figure names its source."""
+"""Machines as the estimate sees them: cores, arithmetic, memory, links, price. Every figure names its source.
+
+A Neuron rank has a core and its memory to itself, a CUDA rank a device. On a CPU all ranks of all replicas share both.
+"""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from batch_gen.config import Settings, num_cpus
+from batch_gen.environment import cuda_devices
+from batch_gen.memory import limit_bytes
 
 Kind = Literal["neuron", "cuda", "cpu"]
 _CPU_CORE_FLOPS: Final = 30e9
@@ -20,14 +24,15 @@ class Machine:
     Args:
         name: for people.
         kind: which adders of memory apply.
-        num_cores: cores that take one rank each.
+        num_cores: cores, on CUDA devices; each takes one rank but on a CPU, whose ranks share them.
         bfloat16_flops: dense peak of one core per second.
         float32_flops: the same in float32.
-        memory_bytes: what a rank may hold.
+        memory_bytes: what one rank may hold, on a CPU all ranks together.
         link_bytes_per_s: what a rank sends to its neighbours.
         hop_s: latency of one hop of a collective.
         price_per_hour: USD, None where nobody can know.
         notes: sources, and what is assumed.
+        rank_threads: cores that one rank uses at most; None: its fair share.
     """
 
     name: str
@@ -41,10 +46,31 @@ class Machine:
     price_per_hour: float | None
     price_note: str
     notes: tuple[str, ...]
+    rank_threads: int | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks share cores and memory."""
+        return self.kind == "cpu"
 
     def flops(self, dtype: str) -> float:
         """Dense peak of one core in this dtype."""
         return self.bfloat16_flops if dtype == "bfloat16" else self.float32_flops
+
+    def cores_of_rank(self, num_ranks: int) -> float:
+        """What one of so many ranks has: threads (batch_gen/placement.py), less where ranks outnumber cores."""
+        if not self.is_shared:
+            return 1.0
+        threads = self.rank_threads or max(1, self.num_cores // num_ranks)
+        return min(threads, self.num_cores / num_ranks)
+
+    def rank_flops(self, dtype: str, num_ranks: int) -> float:
+        """Dense peak of one of so many ranks on the machine."""
+        return self.flops(dtype) * self.cores_of_rank(num_ranks)
+
+    def rank_bytes(self, num_ranks: int) -> float:
+        """What one of so many ranks may hold."""
+        return self.memory_bytes / num_ranks if self.is_shared else self.memory_bytes
 
 
 TRN2: Final = Machine(
@@ -97,10 +123,15 @@ CUDA: Final = Machine(
 )
 
 
-def cpu_machine(num_cores: int, memory_bytes: float) -> Machine:
-    """A CPU machine; its ranks share the memory."""
+def cuda_machine(num_devices: int) -> Machine:
+    """So many H200; each rank has one of its own."""
+    return CUDA if num_devices == 1 else replace(CUDA, name=f"{num_devices} H200", num_cores=num_devices)
+
+
+def cpu_machine(num_cores: int, memory_bytes: float, rank_threads: int | None = None) -> Machine:
+    """A CPU machine; its ranks share cores and memory."""
     return Machine(
-        name=f"{num_cores} CPU cores",
+        name=f"{num_cores} CPU core{'' if num_cores == 1 else 's'}",
         kind="cpu",
         num_cores=num_cores,
         bfloat16_flops=_CPU_CORE_FLOPS,
@@ -111,14 +142,18 @@ def cpu_machine(num_cores: int, memory_bytes: float) -> Machine:
         price_per_hour=None,
         price_note="",
         notes=("assumed: 30 GFLOP/s a core; a run's own metrics are the better figure",),
+        rank_threads=rank_threads,
     )
 
 
 def machine_of(settings: Settings) -> Machine:
-    """The machine that a profile means; a CPU machine is this one."""
+    """The machine that a profile means; a CPU machine is this one, or this container.
+
+    CUDA devices are as many as this process may use, or as the settings ask for where that is more: a plan may be made
+    elsewhere, and a start that lacks devices is refused by batch_gen/placement.py.
+    """
     if settings.device == "neuron":
         return TRN3 if settings.profile.startswith("trn3") else TRN2
     if settings.device == "cuda":
-        return CUDA
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return cpu_machine(num_cpus(), total * _USABLE_SHARE)
+        return cuda_machine(max(settings.mesh.num_ranks * settings.replicas, len(cuda_devices() or ())))
+    return cpu_machine(num_cpus(), limit_bytes() * _USABLE_SHARE, settings.threads)

@@ -71,6 +71,8 @@ class Placement:
         dtype: of the transformer and the text encoder.
         vae_dtype: of the autoencoder.
         fp8: whether the linear layers of the blocks hold one byte a weight.
+        replicas: on the machine; they share a CPU's or a CUDA device's cores and memory.
+        swap: whether only the expert in use is in memory.
     """
 
     degrees: Degrees
@@ -78,6 +80,17 @@ class Placement:
     dtype: str = "bfloat16"
     vae_dtype: str = "bfloat16"
     fp8: bool = False
+    replicas: int = 1
+    swap: bool = False
+
+    def resident(self, subject: Subject) -> int:
+        """Experts that a rank holds at once."""
+        return 1 if self.swap else subject.wan.num_experts
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all replicas."""
+        return self.degrees.size * self.replicas
 
     @property
     def dtype_bytes(self) -> int:
@@ -131,23 +144,28 @@ def footprint(
     parts += _decode(subject.vae, clips, placement)
     for adder in adders:
         if adder.kind == machine.kind:
+            # nobody has measured that a swap gives the rings of the other expert's graph back
             times = subject.wan.num_experts if adder.per == "graph" else 1
             parts.append(Part(adder.name, adder.num_bytes * times, adder.stage, adder.source))
-    share = placement.degrees.size if machine.kind == "cpu" else 1  # ranks of a CPU machine share one memory
-    return Footprint(tuple(parts), machine.memory_bytes / share)
+    return Footprint(tuple(parts), machine.rank_bytes(placement.num_ranks))
 
 
-def check_fits(name: str, found: Footprint, placement: Placement, *, ignore: bool) -> None:
+def check_fits(name: str, found: Footprint, placement: Placement, *, ignore: bool, way_out: str | None = None) -> None:
     """Raise MemoryTooSmall, with the largest parts and what to try, unless it fits or nobody wants to know."""
     if found.fits or ignore:
         return
     largest = sorted(found.parts, key=lambda part: -part.num_bytes)[:3]
     shown = ", ".join(f"{part.name} {part.num_bytes / 1e9:.2f}" for part in largest)
-    other = "--attention ring, " if placement.attention == "gather" and placement.degrees.cp > 1 else ""
     raise MemoryTooSmall(
         f"{name} on mesh {placement.degrees}: a rank needs {found.peak_bytes / 1e9:.2f}e9 bytes and has "
-        f"{found.limit_bytes / 1e9:.2f}e9 (largest: {shown}); try {other}--mesh auto, or a larger tp"
+        f"{found.limit_bytes / 1e9:.2f}e9 (largest: {shown}); "
+        f"{way_out or _other_mesh(placement)}"
     )
+
+
+def _other_mesh(placement: Placement) -> str:
+    other = "--attention ring, " if placement.attention == "gather" and placement.degrees.cp > 1 else ""
+    return f"try {other}--mesh auto, or a larger tp"
 
 
 def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:
@@ -160,10 +178,10 @@ def weights(subject: Subject, clips: Clips, placement: Placement) -> list[Part]:
     return [
         Part(
             "weights: DiT",
-            wan.num_experts * (split / placement.degrees.tp + whole),
+            placement.resident(subject) * (split / placement.degrees.tp + whole),
             "always",
-            f"{wan.num_experts} x {wan.transformer.num_parameters:,} parameters x {how} / tp; of each expert "
-            f"{whole / 1e6:.1f} MB on every rank",
+            f"{placement.resident(subject)} x {wan.transformer.num_parameters:,} parameters x {how} / tp; of each "
+            f"expert {whole / 1e6:.1f} MB on every rank",
         ),
         Part(
             "weights: text",
@@ -215,7 +233,8 @@ def _denoise(subject: Subject, clips: Clips, placement: Placement) -> list[Part]
     local = -(-tokens // degrees.cp)
     contexts = clips.num_passes if degrees.cfg == 1 else 1
     layers, width = wan.transformer.num_layers, wan.transformer.width
-    text = 2 * wan.max_tokens * (width / degrees.tp) * layers * wan.num_experts * contexts * size
+    held = placement.resident(subject) * contexts
+    text = 2 * wan.max_tokens * (width / degrees.tp) * layers * held * size
     latents = SOLVER_STATES * 4
     for extent in wan.latent_shape(clips.bucket.width, clips.bucket.height, clips.bucket.num_frames):
         latents *= extent

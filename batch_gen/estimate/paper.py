@@ -90,7 +90,7 @@ def on_paper(clips: Clips, placement: Placement, replicas: int, machine: Machine
     way = way_of(placement, gathered_bytes(subject, tokens, placement))
     passes = clips.num_passes if degrees.cfg == 1 else 1
     cores = degrees.tp * degrees.cp
-    work, peak = forward_work(subject, tokens), machine.flops(placement.dtype)
+    work, peak = forward_work(subject, tokens), machine.rank_flops(placement.dtype, placement.num_ranks)
     attention_s = work.attention / (cores * peak * rates.efficiency)
     moved = flows(subject, clips, placement, way)
     links = {axis: _link([flow for flow in moved if flow.axis == axis], machine, attention_s) for axis in AXES}

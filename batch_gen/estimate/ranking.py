@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from batch_gen.errors import MemoryTooSmall
+from batch_gen.errors import ConfigError, MemoryTooSmall
 from batch_gen.estimate.machines import Machine
 from batch_gen.estimate.memory import Footprint, Placement, footprint
 from batch_gen.estimate.speed import Rates, clip_seconds, efficiency
@@ -24,12 +24,14 @@ class Question:
 
     Args:
         subject: the checkpoint's sizes.
-        mix: shapes and steps with their numbers of clips.
+        mix: shapes and steps with their numbers of clips, few enough to judge every mesh by; see `thinned`.
         machine: one machine.
         attention: the setting.
         dtype: of the transformer.
         vae_dtype: of the autoencoder.
         fp8: whether all its blocks' linear layers are FP8; speed is taken as that of `dtype`.
+        whole: all shapes and steps, where `mix` is thinned.
+        swap: whether only the expert in use is in memory.
     """
 
     subject: Subject
@@ -39,10 +41,17 @@ class Question:
     dtype: str
     vae_dtype: str = "bfloat16"
     fp8: bool = False
+    whole: tuple[Clips, ...] = ()
+    swap: bool = False
 
-    def placed(self, degrees: Degrees) -> Placement:
+    def placed(self, degrees: Degrees, replicas: int = 1) -> Placement:
         """These degrees with the question's settings."""
-        return Placement(degrees, self.attention, self.dtype, self.vae_dtype, self.fp8)
+        return Placement(degrees, self.attention, self.dtype, self.vae_dtype, self.fp8, replicas, self.swap)
+
+    @property
+    def all_clips(self) -> tuple[Clips, ...]:
+        """Every shape and number of steps."""
+        return self.whole or self.mix
 
     @property
     def num_clips(self) -> int:
@@ -88,7 +97,7 @@ class Swing:
 def judge(question: Question, degrees: Degrees, replicas: int, rates: Rates | None = None) -> Choice:
     """Seconds and memory of one combination; the mean over the mix, the fullest of its shapes."""
     rates = rates or Rates(efficiency(question.machine.kind))
-    placement = question.placed(degrees)
+    placement = question.placed(degrees, replicas)
     total = 0.0
     prints = []
     for clips in question.mix:
@@ -100,8 +109,8 @@ def judge(question: Question, degrees: Degrees, replicas: int, rates: Rates | No
 
 
 def meshes(question: Question) -> Iterator[Degrees]:
-    """Power-of-two degrees that the model and the machine allow; CPU and CUDA machines take one rank a replica."""
-    if question.machine.kind != "neuron":
+    """Power-of-two degrees that the model and the machine allow; where ranks share the machine one rank does all."""
+    if question.machine.is_shared:
         yield Degrees()
         return
     spec = question.subject.wan.transformer
@@ -117,30 +126,50 @@ def meshes(question: Question) -> Iterator[Degrees]:
 
 
 def rank(question: Question, aim: Aim, rates: Rates | None = None, replicas: int | None = None) -> list[Choice]:
-    """All combinations, best first; those that do not fit come last. `replicas` fixes their number."""
+    """All combinations, best first; those that do not fit come last. `replicas` fixes their number.
+
+    Else as many as there are cores for, and one where replicas only share the machine.
+    """
     rates = rates or Rates(efficiency(question.machine.kind))
     found = []
     for degrees in meshes(question):
-        most = question.machine.num_cores // degrees.size if question.machine.kind == "neuron" else 1
-        if replicas is None or replicas <= most:
-            found.append(judge(question, degrees, replicas or most, rates))
+        most = question.machine.num_cores // degrees.size
+        if question.machine.is_shared:
+            found.append(judge(question, degrees, 1 if replicas is None else replicas, rates))
+        elif replicas is None or replicas <= most:
+            found.append(judge(question, degrees, most if replicas is None else replicas, rates))
     return sorted(found, key=lambda choice: choice.badness(aim))
 
 
-def best(question: Question, aim: Aim, replicas: int | None = None) -> Choice:
-    """The first of `rank`.
+def best(question: Question, aim: Aim, replicas: int | None = None, *, ignore_memory: bool = False) -> Choice:
+    """The first of `rank`; with `ignore_memory` what comes closest, where nothing fits.
 
     Raises:
-        MemoryTooSmall: no combination fits.
+        ConfigError: more replicas than there are cores. MemoryTooSmall: no combination fits.
     """
-    found = rank(question, aim, replicas=replicas)
-    if not found or not found[0].fits:
-        peak = min((choice.fullest.peak_bytes for choice in found), default=0.0)
-        raise MemoryTooSmall(
-            f"{question.subject.name}: no mesh of {question.machine.name} fits; the smallest needs {peak / 1e9:.2f}e9 "
-            f"bytes a rank and has {question.machine.memory_bytes / 1e9:.2f}e9"
-        )
-    return found[0]
+    found, machine = rank(question, aim, replicas=replicas), question.machine
+    if not found:
+        raise ConfigError(f"--replicas {replicas}: {machine.name} has {machine.num_cores} cores, one for each rank")
+    if found[0].fits:
+        return found[0]
+    smallest = min(found, key=lambda choice: choice.fullest.peak_bytes / choice.fullest.limit_bytes)
+    if ignore_memory:
+        return smallest
+    most = 0 if replicas is None else most_replicas(question, aim)
+    what = f"{machine.name} has no memory for {replicas} replicas, at most for {most}; " if most else ""
+    what = what or f"no mesh of {machine.name} fits; "
+    raise MemoryTooSmall(
+        f"{question.subject.name}: {what}the smallest needs {smallest.fullest.peak_bytes / 1e9:.2f}e9 bytes a rank and "
+        f"has {smallest.fullest.limit_bytes / 1e9:.2f}e9"
+    )
+
+
+def most_replicas(question: Question, aim: Aim) -> int:
+    """Replicas that the memory has room for on whichever mesh takes the most of them; 0 where not even one fits."""
+    fitting = [choice for choice in rank(question, aim) if choice.fits]
+    if question.machine.is_shared:
+        return max((int(question.machine.memory_bytes / choice.fullest.peak_bytes) for choice in fitting), default=0)
+    return max((choice.replicas for choice in fitting), default=0)
 
 
 def swings(question: Question, aim: Aim) -> list[Swing]:
@@ -166,10 +195,11 @@ def _divides(degrees: Degrees, num_heads: int, ffn_width: int) -> bool:
     return True
 
 
-def thinned(mix: Sequence[Clips], most: int = 32) -> tuple[Clips, ...]:
+def thinned(mix: Sequence[Clips], most: int, work: Callable[[Clips], float]) -> tuple[Clips, ...]:
     """At most so many shapes: those that need the most memory, then the frequent ones.
 
-    The rest is counted with the one of them that takes the most work: never too cheap, no verdict on memory lost.
+    The rest is counted with the one of them whose work is the next above their mean: not too cheap, hardly too dear,
+    no verdict on memory lost.
     """
     if len(mix) <= most:
         return tuple(mix)
@@ -180,8 +210,10 @@ def thinned(mix: Sequence[Clips], most: int = 32) -> tuple[Clips, ...]:
     others = sorted((clips for clips in mix if clips not in kept), key=lambda clips: -clips.count)
     room = most - 1 - len(kept)
     kept, rest = kept + others[:room], others[room:]
-    dearest = max(rest, key=lambda clips: _volume(clips) * clips.steps * clips.num_passes)
-    return (*kept, replace(dearest, count=sum(clips.count for clips in rest)))
+    count, works = sum(clips.count for clips in rest), [work(clips) for clips in rest]
+    mean = sum(clips.count * each for clips, each in zip(rest, works, strict=True)) / count
+    _, index = min((each, index) for index, each in enumerate(works) if each >= mean * (1 - 1e-9))
+    return (*kept, replace(rest[index], count=count))
 
 
 def _volume(clips: Clips) -> int:

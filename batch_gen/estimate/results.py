@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class Estimate:
         swings: the best one under other assumptions.
         totals: of the manifest, see `spend`.
         layout: name of the rank table.
-        attention: as set.
+        notes: settings that the estimate leaves out.
     """
 
     question: Question
@@ -50,6 +50,7 @@ class Estimate:
     swings: tuple[Swing, ...]
     totals: dict[str, Any]
     layout: str
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -62,6 +63,7 @@ class Estimate:
             "ranked": [_choice(choice) for choice in self.ranked],
             "sensitivity": [{"what": s.what, "best": _choice(s.best), "flips": s.flips} for s in self.swings],
             "totals": self.totals,
+            "notes": list(self.notes),
         }
 
 
@@ -76,7 +78,7 @@ def estimate(
 ) -> Estimate:
     """Put the parts together."""
     share = efficiency(question.machine.kind)
-    placement = question.placed(chosen.degrees)
+    placement = question.placed(chosen.degrees, chosen.replicas)
     subject, machine = question.subject, question.machine
     shapes = tuple(
         Shape(
@@ -89,8 +91,27 @@ def estimate(
     )
     totals = spend(question, chosen, price, num_chunks=num_chunks, codec=settings.codec, lease_ttl_s=settings.lease_ttl)
     return Estimate(
-        question, settings.for_, chosen, share, shapes, tuple(ranked), tuple(swings), totals, settings.layout
+        question,
+        settings.for_,
+        chosen,
+        share,
+        shapes,
+        tuple(ranked),
+        tuple(swings),
+        totals,
+        settings.layout,
+        tuple(_left_out(settings)),
     )
+
+
+def _left_out(settings: Settings) -> Iterator[str]:
+    """Settings that change time or memory in ways that nothing here counts."""
+    if settings.decode != "exact":
+        yield f"--decode {settings.decode} is not counted: memory and seconds of decoding are those of exact"
+    if settings.experts == "swap":
+        yield "--experts swap: one expert in memory; reading the other, twice a clip, is not in the seconds"
+    if settings.step_cache is not None:
+        yield "--step-cache: seconds are those of all steps; what it skips depends on the clips"
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

@@ -121,13 +121,13 @@ def ideal_denoise_s(subject: Subject, clips: Clips, placement: Placement, machin
     degrees = placement.degrees
     branches = min(degrees.cfg, clips.num_passes)
     ranks = degrees.tp * degrees.cp * branches
-    return denoise_work(subject, clips) / (ranks * machine.flops(placement.dtype))
+    return denoise_work(subject, clips) / (ranks * machine.rank_flops(placement.dtype, placement.num_ranks))
 
 
 def clip_seconds(subject: Subject, clips: Clips, placement: Placement, machine: Machine, rates: Rates) -> Seconds:
     """Seconds of one clip on one replica."""
-    peak = machine.flops(placement.dtype) * rates.efficiency
-    vae_peak = machine.flops(placement.vae_dtype) * rates.efficiency
+    peak = machine.rank_flops(placement.dtype, placement.num_ranks) * rates.efficiency
+    vae_peak = machine.rank_flops(placement.vae_dtype, placement.num_ranks) * rates.efficiency
     faster = speed_up(subject.vae, clips.bucket, placement.degrees.size)
     image = clips.bucket.conditioning != "text"
     return Seconds(
@@ -148,7 +148,7 @@ def exposed_s(subject: Subject, clips: Clips, placement: Placement, machine: Mac
     keys = moved.keys_bytes / link + moved.keys_hops * machine.hop_s
     if moved.is_ring:
         work = forward_work(subject, num_tokens(subject, clips.bucket)).attention / (degrees.tp * degrees.cp)
-        keys = max(0.0, keys - work / (machine.flops(placement.dtype) * rates.efficiency))
+        keys = max(0.0, keys - work / (machine.rank_flops(placement.dtype, placement.num_ranks) * rates.efficiency))
     passes = clips.num_passes if degrees.cfg == 1 else 1
     latents = 4.0
     for extent in subject.wan.latent_shape(clips.bucket.width, clips.bucket.height, clips.bucket.num_frames):
@@ -172,6 +172,5 @@ def efficiency(kind: str) -> float:
 
 def _encode_work(subject: Subject, clips: Clips) -> float:
     """A whole clip where the condition is channels beside the noise (I2V-A14B), one frame where it is latents (5B)."""
-    spec = subject.wan.transformer
-    frames = clips.bucket.num_frames if spec.in_channels != spec.out_channels else 1
+    frames = 1 if subject.has_own_first_time(clips.bucket) else clips.bucket.num_frames
     return encode_work(subject.vae, replace(clips.bucket, num_frames=frames))

@@ -28,6 +28,14 @@ class Subject:
         """Published name, or what the checkpoint is called."""
         return self.wan.name
 
+    def has_own_first_time(self, bucket: Bucket) -> bool:
+        """Whether an image stands in place of the first latent frame, whose tokens then have a timestep of their own.
+
+        So in TI2V-5B; in I2V-A14B images are channels beside the noise (models/wan/condition.py).
+        """
+        spec = self.wan.transformer
+        return bucket.conditioning != "text" and spec.in_channels == spec.out_channels
+
 
 @dataclass(frozen=True, slots=True)
 class Clips:

@@ -35,7 +35,7 @@ def num_tokens(subject: Subject, bucket: Bucket) -> int:
     return subject.wan.num_tokens(bucket.width, bucket.height, bucket.num_frames)
 
 
-def forward_work(subject: Subject, tokens: int) -> ForwardWork:
+def forward_work(subject: Subject, tokens: int, num_times: int = 1) -> ForwardWork:
     """One evaluation; the keys and values of the text are made once a clip (`text_keys_work`) and not counted here."""
     spec = subject.wan.transformer
     width, text, patch = spec.width, subject.wan.max_tokens, prod(spec.patch_size)
@@ -43,7 +43,7 @@ def forward_work(subject: Subject, tokens: int) -> ForwardWork:
     cross_attention = 4 * tokens * text * width
     layer = 2 * tokens * (4 * width * width + 2 * width * width + 2 * width * spec.ffn_dim)
     ends = 2 * tokens * width * patch * (spec.in_channels + spec.out_channels)
-    once = 2 * (spec.freq_dim * width + 7 * width * width + text * width * (spec.text_dim + width))
+    once = 2 * (num_times * (spec.freq_dim * width + 7 * width * width) + text * width * (spec.text_dim + width))
     return ForwardWork(spec.num_layers * (self_attention + cross_attention), spec.num_layers * layer + ends + once)
 
 
@@ -56,7 +56,8 @@ def text_keys_work(subject: Subject, num_prompts: int) -> float:
 
 def denoise_work(subject: Subject, clips: Clips) -> float:
     """All steps of one clip, both branches."""
-    once = forward_work(subject, num_tokens(subject, clips.bucket)).total
+    num_times = 2 if subject.has_own_first_time(clips.bucket) else 1
+    once = forward_work(subject, num_tokens(subject, clips.bucket), num_times).total
     return clips.steps * clips.num_passes * once + text_keys_work(subject, clips.num_passes)
 
 

@@ -72,6 +72,20 @@ def supply_variants(settings: Settings, checkpoint: Checkpoint, variants: Sequen
     return supply
 
 
+def graphs_in(folder: Path) -> frozenset[str]:
+    """The graphs in a compiler's cache folder: Neuron's executables, and inductor's entries, one folder for each."""
+    found = [*folder.rglob("*.neff"), *folder.glob("fxgraph/*/*")]
+    return frozenset(path.relative_to(folder).as_posix() for path in found)
+
+
+def count_graphs(folder: Path, before: frozenset[str]) -> dict[str, int]:
+    """Graphs that were there before the run (`hits`) and those that it added (`misses`).
+
+    Counted once for all engines of this machine, which share the folder, however often one was started.
+    """
+    return {"hits": len(before), "misses": len(graphs_in(folder) - before)}
+
+
 def check_compiler(settings: Settings) -> None:
     """Raise EnvironmentFault where graphs are to be compiled on a CPU that has no C++ compiler."""
     inductor = settings.device == "cpu" and settings.compile_backend != "eager"

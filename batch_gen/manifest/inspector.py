@@ -123,6 +123,9 @@ class Inspector:
                 found.append(
                     Broken("prompt" if kind == "text" else "image", np.flatnonzero(good & rows), message=message)
                 )
+            elif kind == "first_last" and "num_frames" in batch.cells:
+                short = good & rows & (numbers(batch.cells["num_frames"]) == 1)
+                found.append(Broken("num_frames", np.flatnonzero(short), message=rule_checks.TOO_SHORT_FOR_LAST))
         if "seed" in batch.cells and "samples" in batch.cells:
             seeds, samples = numbers(batch.cells["seed"]), numbers(batch.cells["samples"])
             with np.errstate(invalid="ignore"):

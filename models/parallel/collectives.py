@@ -6,12 +6,14 @@ that order, graphs take it as a tensor (`order_of`), so that all ranks trace the
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from models.device_faults import classify
 from models.errors import ModelError
 from models.parallel.mesh import Axis, Mesh
 
@@ -96,6 +98,38 @@ def broadcast_json(value: Any, mesh: Mesh) -> Any:
     size = int(broadcast(torch.tensor([len(body)], dtype=torch.int64), axis, source).item())
     buffer = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.zeros(size, dtype=torch.uint8)
     return json.loads(broadcast(buffer, axis, source).numpy().tobytes().decode())
+
+
+def made_by_first(make: Callable[[], Tensor], like: Tensor, mesh: Mesh) -> Tensor:
+    """What `make()` gives on rank 0, on every rank: a tensor of the shape and dtype of `like` [...].
+
+    A failure of rank 0 is told before any rank waits for the tensor, so that all raise the same ModelError: rank 0's
+    own, or for other exceptions the kind of the device's fault, "oom" or "device". Alone, `make()` and no more.
+    """
+    if mesh.world.is_trivial:
+        return make()
+    made, fault, cause = like, None, None
+    if mesh.is_first:
+        try:
+            made = make()
+        except Exception as error:  # the other ranks wait, whatever it is
+            fault, cause = _told(error), error
+        if made.shape != like.shape or made.dtype != like.dtype:
+            found = f"{tuple(made.shape)} {made.dtype}, not {tuple(like.shape)} {like.dtype}"
+            fault = ("unsupported", f"rank 0 made a tensor {found}")
+    fault = broadcast_json(fault, mesh)
+    if fault is not None:
+        raise ModelError(*fault) from cause
+    return broadcast(made, mesh.world, mesh.world.ranks.index(0))
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """Kind and message of a failure as all ranks report it."""
+    if isinstance(error, ModelError):
+        return error.kind, error.message
+    text = f"{type(error).__name__}: {error}"
+    is_memory = isinstance(error, MemoryError) or "out of memory" in text.lower()
+    return classify(text) or ("oom" if is_memory else "device", f"rank 0 failed: {text}")
 
 
 def barrier(mesh: Mesh) -> None:

@@ -61,8 +61,13 @@ class Condition:
 NOTHING = Condition()
 
 
-def check_conditioning(image: Still | None, last_image: Still | None, supported: tuple[str, ...]) -> None:
-    """Raise ModelError("input") unless the checkpoint does text, image or first_last, whichever these images mean."""
+def check_conditioning(
+    image: Still | None, last_image: Still | None, supported: tuple[str, ...], num_frames: int
+) -> None:
+    """Raise ModelError("input") unless the checkpoint does text, image or first_last, whichever these images mean.
+
+    All that can be refused is refused here, where every rank of a mesh looks, and not where rank 0 alone encodes.
+    """
     if image is None:
         if last_image is not None:
             raise ModelError("input", "a last image needs a first image too")
@@ -71,6 +76,8 @@ def check_conditioning(image: Still | None, last_image: Still | None, supported:
         kind = "image" if last_image is None else "first_last"
     if kind not in supported:
         raise ModelError("input", f"conditioning {kind!r}: this checkpoint does {', '.join(supported)}")
+    if last_image is not None and num_frames == 1:
+        raise ModelError("input", "num_frames 1: a first and a last image need at least 5 frames")
 
 
 def encode_channels(vae: Vae, image: Still, last_image: Still | None, num_frames: int) -> Tensor:
@@ -94,8 +101,6 @@ def encode_first(vae: Vae, image: Still) -> Tensor:
 def _video(image: Still, last_image: Still | None, num_frames: int, scale: int) -> Iterator[Tensor]:
     """The frames in the calls in which the encoder takes them; most are grey, so none are kept."""
     first = image.frame()
-    if last_image is not None and num_frames == 1:
-        raise ModelError("input", "num_frames 1: a first and a last image need at least 5 frames")
     yield first
     for start in range(1, num_frames, scale):
         chunk = first.new_zeros(3, scale, *first.shape[2:])

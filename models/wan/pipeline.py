@@ -22,7 +22,7 @@ from models.events import DoneEvent, Event, StepEvent, TapEvent
 from models.lora import Adapter
 from models.neuron_facts import Role
 from models.parallel import layout
-from models.parallel.collectives import broadcast, check_agreement
+from models.parallel.collectives import check_agreement, made_by_first
 from models.parallel.loading import LoadMeter
 from models.parallel.mesh import Mesh, single
 from models.quantize import quantization
@@ -306,7 +306,7 @@ class WanPipeline:
     def _condition(self, sampling: Sampling) -> Condition:
         """What the clip's images give, on the device; rank 0 encodes them, so that all ranks have the same bits."""
         image, last_image = sampling.image, sampling.last_image
-        check_conditioning(image, last_image, self.spec.conditionings)
+        check_conditioning(image, last_image, self.spec.conditionings, sampling.num_frames)
         if image is None:
             return NOTHING
         _, frames, rows, columns = shape = self.spec.latent_shape(sampling.width, sampling.height, sampling.num_frames)
@@ -315,12 +315,10 @@ class WanPipeline:
                 raise ModelError("input", f"image of shape {still.pixels.shape} in a clip of {sampling.height} rows")
         by_channels = "text" not in self.spec.conditionings
         channels = self.spec.transformer.in_channels - shape[0] if by_channels else shape[0]
-        encoded = torch.zeros(1, channels, frames if by_channels else 1, rows, columns)
-        if self.mesh.is_first and by_channels:
-            encoded = encode_channels(self.vae, image, last_image, sampling.num_frames)
-        elif self.mesh.is_first:
-            encoded = encode_first(self.vae, image)
-        encoded = broadcast(encoded, self.mesh.world, self.mesh.world.ranks.index(0)).to(self.device.torch_device)
+        empty = torch.zeros(1, channels, frames if by_channels else 1, rows, columns)
+        make = partial(encode_channels, self.vae, image, last_image, sampling.num_frames)
+        make = make if by_channels else partial(encode_first, self.vae, image)
+        encoded = made_by_first(make, empty, self.mesh).to(self.device.torch_device)
         return Condition(channels=encoded) if by_channels else Condition(first=encoded)
 
     @torch.inference_mode()

@@ -6,6 +6,7 @@ import threading
 from fractions import Fraction
 
 import numpy as np
+import psutil
 import pytest
 
 from batch_gen.engine import DenoiseOptions, Done, Slab, Step, Tap, finish, frames_of
@@ -27,8 +28,9 @@ def make_request(clip_id="fox", **changes):
 
 def remote(tmp_path, **options):
     """A fake engine in a process of its own."""
+    how = {"on_compile": options.pop("on_compile")} if "on_compile" in options else {}
     times = {name: options.pop(name) for name in ("stall_s", "first_s", "min_stall_s") if name in options}
-    return RemoteEngine(EngineSpec("fake", options, str(tmp_path / "ranks"), **({"stall_s": 60.0} | times)))
+    return RemoteEngine(EngineSpec("fake", options, str(tmp_path / "ranks"), **({"stall_s": 60.0} | times)), **how)
 
 
 def pipeline(tmp_path, folder):
@@ -178,14 +180,64 @@ def test_a_rank_that_is_silent_for_much_longer_than_before_is_a_hang(tmp_path):
     assert_gone(engine.pids)
 
 
-def test_the_first_answer_of_a_bucket_may_wait_for_a_compiler(tmp_path):
-    """Silence before the first step of a bucket has a patience of its own; later ones have the stall time."""
-    slow = remote(tmp_path, step_s=1.5, stall_s=0.5, first_s=60.0)
-    events = slow.render(make_request())
-    assert next(events) == Step(1, 3)
-    with pytest.raises(EngineLost) as lost:
-        next(events)
-    assert lost.value.kind == "hang"
+def test_a_compiler_may_take_its_time_at_every_answer_of_a_shape(tmp_path):
+    """Each step of the first clip of a shape may wait for a compiler, with signs of life; the next has the stall time."""
+    beats = []
+    slow = remote(tmp_path, step_s=1.0, stall_s=0.5, first_s=60.0, on_compile=lambda: beats.append("alive"))
+    steps = [event.index for event in slow.denoise(make_request(), "") if isinstance(event, Step)]
+    assert steps == [1, 2, 3]
+    assert len(beats) >= 3  # one for each step at least
+    beats.clear()
+    with pytest.raises(EngineLost, match="no sign of life from the ranks for 0 s"):
+        list(slow.denoise(make_request(), ""))
+    assert beats == []
+
+
+def test_a_call_without_a_step_teaches_no_pace(tmp_path):
+    """After a call that shows latents and denoises nothing, a step may take as long as before the call."""
+    engine = remote(tmp_path, step_s=1.0, stall_s=30.0, min_stall_s=0.2)
+    list(engine.denoise(make_request(), "", DenoiseOptions(stop=0, taps=("latents.0",))))
+    assert [event.index for event in engine.denoise(make_request(), "") if isinstance(event, Step)] == [1, 2, 3]
+    engine.close()
+
+
+def test_a_text_that_the_ranks_know_teaches_no_pace(tmp_path):
+    """Equal texts come from a cache: only a call with a new one shows how long encoding takes."""
+    engine = remote(tmp_path, text_s=0.3, stall_s=30.0, min_stall_s=0.1)
+    request = make_request()
+    finish(engine.text([request]))
+    learned = dict(engine._patience._longest)
+    assert learned["text"] >= 0.3
+    finish(engine.text([request]))
+    assert engine._patience._longest == learned
+    engine.close()
+
+
+def test_ranks_that_were_started_end_when_another_cannot_be(tmp_path):
+    """Rank 1 cannot be started (its device is not named): the error comes through and rank 0 is no orphan."""
+    spec = EngineSpec("fake", {}, str(tmp_path / "ranks"), num_ranks=2, gpus=("0",))
+    before = {child.pid for child in psutil.Process().children()}
+    with pytest.raises(IndexError):
+        RemoteEngine(spec)
+    assert {child.pid for child in psutil.Process().children()} <= before
+
+
+def test_each_rank_sees_the_device_that_is_its_own(tmp_path):
+    """The rank process is started with its one CUDA device visible, which is number 0 to it."""
+    engine = RemoteEngine(EngineSpec("fake", {}, str(tmp_path / "ranks"), gpus=("GPU-5",)))
+    found = psutil.Process(engine.pids[0]).environ()
+    assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"]) == ("GPU-5", "0")
+    engine.close()
+
+
+def test_a_ranks_peak_is_its_own(tmp_path):
+    """A supervisor that once held 300 MB starts ranks that report what they hold themselves."""
+    held = np.ones(300_000_000, np.uint8)
+    engine = remote(tmp_path)
+    assert held.all()
+    peak = finish(engine.text([make_request()])).info["peak_rss_bytes"]
+    assert 10_000_000 < peak < 250_000_000
+    engine.close()
 
 
 def test_a_rank_that_stopped_reading_is_a_hang(tmp_path):

@@ -250,6 +250,20 @@ def test_images(tmp_path) -> None:
     assert [request.bucket.conditioning for request in requests] == ["image", "first_last", "text"]
 
 
+def test_a_last_image_needs_more_than_one_frame(tmp_path) -> None:
+    """A first and a last image of a clip of one frame are refused with their row, also where an override says so."""
+    place = {"image": ["s3://b/f.png"] * 3, "last_image": ["s3://b/l.png", "s3://b/l.png", None]}
+    path = save(tmp_path / "a.parquet", {"prompt": ["x", "y", "z"], "num_frames": [1, 5, 1], **place})
+    with pytest.raises(ManifestError) as caught:
+        read(path, ANY_INPUT)
+    assert [(fault.row, fault.column) for fault in caught.value.faults] == [(0, "num_frames")]
+    assert "need at least 5 frames" in caught.value.faults[0].message
+    overrides = parse_overrides(["num_frames=1"], ANY_INPUT)
+    with pytest.raises(ManifestError) as caught:
+        read(path, ANY_INPUT, overrides=overrides)
+    assert [fault.row for fault in caught.value.faults] == [0, 1]
+
+
 def test_image_bytes_are_read_on_demand(tmp_path) -> None:
     """A binary image is named by its digest and read again by its place."""
     path = save(tmp_path / "a.parquet", {"prompt": ["x", "y"], "image": [b"one", None]})

@@ -148,6 +148,11 @@ def test_cross_rules() -> None:
     ]
     assert check_values({"prompt": "a fox", "last_image": "b.png"}, served)[0][1].startswith("needs a first image too")
     assert "which wan2.2-t2v-a14b cannot take; use wan2.2-i2v-a14b" in check_values(both, text)[0][1]
+    assert check_values(both | {"num_frames": 1}, served) == [
+        ("num_frames", "is too short for a first and a last image, which need at least 5 frames")
+    ]
+    assert check_values(both | {"num_frames": 5}, served) == []
+    assert check_values({"prompt": "a fox", "image": "a.png", "num_frames": 1}, served) == []
     over = check_values({"prompt": "a fox", "seed": 2**32 - 1, "samples": 2}, text)
     assert over == [("seed", "with 2 samples goes past 4294967295; at most 4294967294")]
 

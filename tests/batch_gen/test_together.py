@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from batch_gen.engine import Step
+from batch_gen.engine import CHECK, Step
 from batch_gen.errors import BatchGenError, ConfigError
 from batch_gen.prepare import check_clips_per_step
 from batch_gen.together import Ahead
@@ -24,13 +24,17 @@ def latents_of(request):
 class Machine:
     """An engine that counts what it is asked; `off` is added to what clips get together."""
 
+    steps = 2
+
     def __init__(self, off=0.0, fails=None, alike=lambda request: len(request.prompt)):
         self.alone_calls, self.groups, self.off, self.fails = [], [], off, fails
         self.ahead = Ahead(self.alone, self.several, alike)
 
     def alone(self, request):
         self.alone_calls.append(request.clip_id)
-        return latents_of(request)
+        for index in range(self.steps):
+            yield Step(index + 1, self.steps)
+        yield latents_of(request)
 
     def several(self, requests):
         self.groups.append([request.clip_id for request in requests])
@@ -52,8 +56,8 @@ def clips(count, **changes):
 def test_others_are_kept_until_they_come():
     """Two clips go together once; the second one's latents are there without another call, and only once."""
     machine, (one, two) = Machine(), clips(2)
-    steps, found = machine.made(one, two)
-    assert (steps, found.tolist()) == (Step(1, 1), [[0.0, 0.0]])
+    step, *_, found = machine.made(one, two)
+    assert (step, found.tolist()) == (Step(1, 1), [[0.0, 0.0]])
     assert [latents.tolist() for latents in machine.made(two)] == [[[1.0, 1.0]]]
     assert machine.made(two) is None
     assert machine.groups == [["c0", "c1"]]
@@ -68,6 +72,26 @@ def test_each_shape_and_number_is_checked_once():
     assert machine.alone_calls == ["c0", "c1"]
     machine.made(made[4], made[5], made[6])
     assert machine.alone_calls == ["c0", "c1", "c4", "c5", "c6"]
+
+
+def test_the_self_check_gives_signs_of_life():
+    """Each step of the clips that are made alone is passed on, counted over the group, as no step of the clip itself."""
+    machine, (one, two, three) = Machine(), clips(3)
+    made = machine.made(one, two, three)
+    assert made[1:-1] == [Step(index, 6, CHECK) for index in range(1, 7)]
+
+
+@pytest.mark.parametrize("change", [{"guidance_high": 9.0}, {"prompt": "a much longer prompt"}, {"steps": 7}])
+def test_each_kind_of_batch_is_checked(change):
+    """A group of other guidance, text length or steps has other batches: what was proved for one proves nothing for it."""
+    machine = Machine()
+    machine.made(*clips(2))
+    machine.made(*clips(2))
+    assert len(machine.alone_calls) == 2
+    machine.made(*clips(2, **change))
+    assert len(machine.alone_calls) == 4
+    machine.made(*clips(2, **change, negative_prompt="blurry"))
+    assert len(machine.alone_calls) == 4  # the words themselves shape no batch
 
 
 def test_other_bits_are_refused_with_the_reason():
@@ -133,7 +157,8 @@ def test_the_engine_keeps_what_it_made_together(tiny_checkpoint):
     one, two = (make_request(f"c{n}", prompt=f"a fox {n}", seed=n, **size) for n in range(2))
     engine, fresh = PipelineEngine(pipeline), PipelineEngine(pipeline)
     events = list(engine.denoise(one, "", DenoiseOptions(together=(two,))))
-    assert [type(event).__name__ for event in events] == ["Step", "Step", "Done"]
+    assert [type(event).__name__ for event in events] == ["Step"] * 6 + ["Done"]
+    assert [event.stage == CHECK for event in events[:-1]] == [False] * 2 + [True] * 4
     second = list(engine.denoise(two, ""))
     assert len(second) == 1
     for request, made in ((one, events[-1]), (two, second[-1])):

@@ -11,11 +11,15 @@ from batch_gen.estimate.subject import Clips, published
 from batch_gen.request import Bucket
 from models.parallel.layout import Degrees, make_layout
 from models.parallel.mesh import single
-from models.wan.spec import T2V_A14B
+from models.wan.condition import NOTHING, Condition
+from models.wan.graphs import ExpertGraphs
+from models.wan.spec import T2V_A14B, TI2V_5B
 from tests.full_size import checks
 from tests.full_size.components import (
     SIZES,
     Way,
+    fake_expert,
+    inputs,
     shallow,
     trace_blocks,
     trace_decoder,
@@ -72,6 +76,21 @@ def test_tokens_with_times_of_their_own_use_no_index():
     """Where the first latent frame has its own timestep, as images need in the 5B, the graphs are allowed too."""
     with fake_rank(A, 0) as mesh:
         check_sound(trace_blocks(TWO, SIZES["480p"], mesh, num_times=2), A)
+
+
+@pytest.mark.parametrize("conditioning", ["text", "image"])
+def test_embedded_times_are_counted(conditioning):
+    """TI2V-5B gathers the embeddings of two times with an image, of one without, in the graph and on paper."""
+    layout, spec = make_layout("trn2", Degrees(tp=4, cp=2)), shallow(TI2V_5B, 1)
+    times = (Condition(first=torch.zeros(1)) if conditioning == "image" else NOTHING).timesteps(500.0)
+    with fake_rank(layout, 3) as mesh, fake_tensors():
+        recorder = Recorder(mesh)
+        graphs = ExpertGraphs(fake_expert(spec.transformer, mesh, Way()), recorder.compile, "block")
+        graphs.begin(*inputs(spec, SIZES["480p"], len(times)))
+    clips = Clips(Bucket(832, 480, 81, conditioning), 50)
+    listed = flows(published("wan2.2-ti2v-5b"), clips, Placement(layout.degrees, "ring"))
+    assert checks.bad_flows(recorder.graphs[0], [f for f in listed if (f.kind, f.axis) == ("all_gather", "tp")]) == []
+    assert {collective.shape[1] for collective in recorder.graphs[0].collectives} == {len(times)}
 
 
 @pytest.mark.parametrize("way", [Way("ring"), Way("gather"), Way("bound", sequence_parallel=True)], ids=str)

@@ -1,6 +1,9 @@
 """Devices: the environment before the import, what is refused, what an error means, where memory is read."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from models.device import Compiling, Start, open_device, prepare, use_kernels
 from models.device_faults import COMPILER, PHRASES, RUNTIME, classify
 from models.errors import ModelError
 
+ROOT = Path(__file__).resolve().parents[2]
 GOOD = {"torch": "2.13.0", "torch-neuronx": "2.13.3.0", "neuronx-cc": "2.28.7631.0", "nki": "0.7.0"}
 
 
@@ -216,3 +220,11 @@ def test_a_graph_break_is_an_error():
 
     with pytest.raises(Exception, match=r"(?i)data-dependent|unsupported|item"):
         device.compile(broken, "broken", "text")(torch.ones(3))
+
+
+def test_a_process_reports_its_own_peak_and_not_its_starters():
+    """The peak on the CPU is this process's, whatever the process held that started it: that one's outlives exec."""
+    code = "from models.device import Device; print(Device('cpu', None).memory().peak_bytes)"
+    held = torch.ones(50_000_000)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 5_000_000 < int(done.stdout) < held.nbytes / 2

@@ -5,6 +5,7 @@ import math
 import torch
 
 from kernels.attention import attention_in_full
+from models.errors import ModelError
 from models.parallel import collectives
 from models.parallel.context import SpreadAttention, TokenSplit
 from models.parallel.layout import AXES
@@ -140,3 +141,20 @@ def constant_bound_attention(q, k, v):
     bound = scale * q.norm(dim=-1, keepdim=True) * k.norm(dim=-1).amax(-1)[..., None, None]
     weights = torch.exp(q @ k.mT * scale - bound)
     return ((weights @ v) / weights.sum(-1, keepdim=True).clamp_min(1e-37)).transpose(1, 2)
+
+
+def first_fails(mesh: Mesh, error):
+    """What each rank sees when rank 0 alone fails to make a tensor, and that all can go on with the next one."""
+    like = torch.zeros(2, 3)
+
+    def make():
+        if error is not None:
+            raise error
+        return torch.ones(3, 2)
+
+    try:
+        collectives.made_by_first(make, like, mesh)
+    except ModelError as told:
+        found = (told.kind, told.message)
+    made = collectives.made_by_first(lambda: torch.full((2, 3), 7.0), like, mesh)
+    return found, made

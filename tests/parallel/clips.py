@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from models.errors import ModelError
 from models.events import DoneEvent, StepEvent, TapEvent
 from models.parallel.layout import Degrees
 from models.parallel.mesh import Mesh
@@ -104,3 +105,26 @@ def worst(rendered: Rendered, expected: Reference) -> tuple[float, float]:
     """The largest velocity distance over the judged steps, and the distance of the trajectory's end."""
     velocities = max(distance(rendered.velocities[step], value) for step, value in expected.velocities.items())
     return velocities, distance(rendered.result, expected.latents[expected.sampling.steps])
+
+
+def refused(mesh: Mesh, folder, bad: Sampling, good: Sampling) -> list:
+    """What this rank says of a clip that nobody can encode, of one that rank 0 cannot encode, and of one after them."""
+
+    def broken(*_given):
+        raise MemoryError("planted")
+
+    pipeline = WanPipeline.load(folder, PipelineOptions(), mesh)
+    found = [_refusal(pipeline, bad)]
+    encoder = pipeline.vae.encoder.forward
+    pipeline.vae.encoder.forward = broken
+    found.append(_refusal(pipeline, good))
+    pipeline.vae.encoder.forward = encoder
+    return [*found, _refusal(pipeline, good)]
+
+
+def _refusal(pipeline: WanPipeline, sampling: Sampling) -> tuple[str, str] | str:
+    try:
+        *_, done = pipeline.denoise(sampling)
+    except ModelError as error:
+        return error.kind, error.message
+    return "rendered" if isinstance(done, DoneEvent) else "nothing"

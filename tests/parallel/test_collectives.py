@@ -56,6 +56,24 @@ def test_order_may_be_data(pool, layout):
             assert is_data == any(tuple(sorted(group)) != group for group in layout.groups(*names))
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (ModelError("input", "num_frames 1"), "input", "num_frames 1"),
+        (MemoryError(), "oom", "rank 0 failed: MemoryError"),
+        (RuntimeError("conv3d: bad stride"), "device", "rank 0 failed: RuntimeError: conv3d: bad stride"),
+        (None, "unsupported", "rank 0 made a tensor (3, 2) torch.float32, not (2, 3) torch.float32"),
+    ],
+    ids=["input", "memory", "any other", "wrong shape"],
+)
+def test_a_failure_of_rank_0_alone_is_everybodys(pool, error, kind, words):
+    """Whatever fails where rank 0 alone works is the same error on all ranks, and the next call is in step."""
+    for found, made in pool.run(cases.first_fails, Degrees(tp=3), error):
+        assert found[0] == kind
+        assert words in found[1]
+        assert torch.equal(made, torch.full((2, 3), 7.0))
+
+
 def test_collectives_over_one_rank_are_the_identity(pool):
     """Over an axis of size 1 a collective hands back the very tensor, with or without other axes."""
     assert all(cases.identity_objects(single()))

@@ -53,6 +53,17 @@ def test_mesh_equals_one_process(pool, folders, name, sequence):
     assert all(torch.equal(rank.result, ranks[0].result) for rank in ranks)
 
 
+def test_a_clip_that_cannot_be_encoded_fails_alike_and_the_next_renders(pool, folders):
+    """A last image of a clip of one frame, and an encoder that fails on rank 0 alone: one error on all ranks, no hang."""
+    short = replace(CASES["i2v, first and last"][1], num_frames=1)
+    good = CASES["i2v, one frame"][1]
+    refusals, others = pool.run(clips.refused, Degrees(cfg=2), folders("i2v"), short, good)
+    assert refusals == others
+    assert refusals[0] == ("input", "num_frames 1: a first and a last image need at least 5 frames")
+    assert refusals[1] == ("oom", "rank 0 failed: MemoryError: planted")
+    assert refusals[2] == "rendered"
+
+
 def test_image_tokens_on_the_wrong_rank_are_seen(pool, folders):
     """The rule has teeth: ranks that each take their own first tokens for those of the image break it tenfold."""
     variant, sampling = CASES["5b, image"]

@@ -1,22 +1,28 @@
 """`plan` and what follows from it: verdicts, ranking, `--mesh auto`, the page, a million rows."""
 
+import io
 import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from batch_gen.cli import invoke
+from batch_gen.commands.plan import describe
 from batch_gen.config import load_preset, resolve
 from batch_gen.estimate import holdouts
 from batch_gen.estimate.machines import TRN2, machine_of
 from batch_gen.estimate.ranking import Question, judge, rank, swings, thinned
 from batch_gen.estimate.speed import MEASURED, T2V_720P, Rates, clip_seconds, efficiency
-from batch_gen.estimate.spend import price_of, spend
+from batch_gen.estimate.spend import LOAD_S, price_of, spend, variants_of
 from batch_gen.estimate.subject import Clips, published
+from batch_gen.estimate.work import denoise_work
+from batch_gen.graphs import keys
+from batch_gen.prepare import prepare
 from batch_gen.request import Bucket
 from models.parallel.layout import Degrees, make_layout
 from tests.manifests import save
@@ -88,15 +94,34 @@ def test_ranking_is_by_the_aim_and_fits_first():
     assert len(swings(QUESTION, "latency")) == 4
 
 
-def test_a_flip_is_said():
-    """Where another assumption puts another mesh first, the swing says so."""
-    slow_link = replace(TRN2, link_bytes_per_s=TRN2.link_bytes_per_s / 500)
-    mixed = replace(QUESTION, machine=slow_link, mix=(Clips(Bucket(832, 480, 81, "text"), 40),))
-    found = swings(mixed, "latency")
-    first = rank(mixed, "latency")[0]
-    assert [swing.flips for swing in found] == [
-        (swing.best.degrees, swing.best.replicas) != (first.degrees, first.replicas) for swing in found
-    ]
+@pytest.mark.parametrize(
+    ("preset", "profile", "size", "words"),
+    [
+        ("ti2v-5b", "trn2-5b", (832, 480, 17), ["stays", "stays", "flips to tp=4,cp=8,cfg=2 x 1", "stays"]),
+        ("t2v-a14b-720p", "trn2-720p", (832, 480, 81), ["stays"] * 4),
+    ],
+)
+def test_a_flip_is_said(preset, profile, size, words, tmp_path, capsys):
+    """5B, 17 frames, latency: with a link 30 % slower tp=4 beats tp=2, and the page says so; A14B at 480p never flips."""
+    width, height, num_frames = ([value] for value in size)
+    columns = {"prompt": ["a fox"], "width": width, "height": height, "num_frames": num_frames, "steps": [40]}
+    manifest = str(save(tmp_path / "m.parquet", columns))
+    model = "wan2.2-ti2v-5b" if preset == "ti2v-5b" else "wan2.2-t2v-a14b"
+    settings = ["--preset", preset, "--profile", profile, "--for", "latency", "--attention", "auto"]
+    assert invoke(["plan", manifest, "--model", model, *settings]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"(?:efficiency|link speed) [+-]30%  +(stays|flips to [^:]+): ", shown) == words
+
+
+def test_a_flip_is_another_mesh():
+    """Swings: efficiency -30 % and +30 %, link -30 % and +30 %; a flip names the mesh that comes first then."""
+    small = Clips(Bucket(832, 480, 17, "text"), 40)
+    question = Question(published("wan2.2-ti2v-5b"), (small,), TRN2, "auto", "bfloat16")
+    assert rank(question, "latency")[0].degrees == Degrees(2, 16, 2)
+    found = swings(question, "latency")
+    assert [swing.flips for swing in found] == [False, False, True, False]
+    assert found[2].best.degrees == Degrees(4, 8, 2)
+    assert not any(swing.flips for swing in swings(QUESTION, "latency"))
 
 
 def test_every_ranked_mesh_is_routable():
@@ -135,12 +160,128 @@ def test_money_follows_the_price(capsys):
     assert spent["clips_per_day"] == pytest.approx(86_400 / choice.seconds_per_clip)
 
 
+def test_compilation_counts_every_shape_and_kind_of_guidance(tmp_path, capsys):
+    """20 shapes, 5 of them also without guidance, take 25 times 45 min, whatever their steps."""
+    shapes = [(480 + 16 * k, 4.0, steps) for k in range(20) for steps in (20, 30)]
+    shapes += [(480 + 16 * k, 1.0, 20) for k in range(5)]
+    widths, high, steps = (list(column) for column in zip(*shapes, strict=True))
+    rows = {
+        "prompt": ["a fox"] * 45,
+        "width": widths,
+        "steps": steps,
+        "guidance_high": high,
+        "guidance_low": [1.0] * 45,
+    }
+    manifest = str(save(tmp_path / "m.parquet", rows))
+    totals = planned(capsys, manifest, *A14B)["estimate"]["totals"]
+    assert (len(totals["buckets"]), totals["graph_sets"], totals["compile_s"]) == (20, 25, 25 * 45 * 60)
+    assert invoke(["plan", manifest, *A14B]) == 0
+    shown = capsys.readouterr().out
+    assert "compile: 20 buckets, 5 of them both with guidance and without, 1,125 min, not included" in shown
+    assert "45 shapes and numbers of steps are judged by 8" in shown
+
+
+def test_a_single_shape_with_and_without_guidance_is_two_sets(tmp_path, capsys):
+    """One shape in both ways takes two compilations, in words that fit one shape."""
+    rows = {"prompt": ["a fox"] * 2, "guidance_high": [1.0, 4.0], "guidance_low": [1.0, 1.0]}
+    assert invoke(["plan", str(save(tmp_path / "m.parquet", rows)), *A14B]) == 0
+    assert "compile: 1 bucket, with guidance and without, 90 min, not" in capsys.readouterr().out
+
+
+def test_graphs_are_counted_as_compile_counts_them(tmp_path):
+    """The plan counts the variants that `compile` would build, for a manifest of mixed guidance."""
+    rows = {"prompt": ["a fox"] * 4, "width": [640, 640, 656, 672], "guidance_high": [1.0, 4.0, 4.0, 1.0]}
+    rows |= {"guidance_low": [1.0, 1.0, 1.0, 3.0]}
+    manifest = str(save(tmp_path / "m.parquet", rows))
+    given = {"model": A14B[1], "preset": A14B[3], "profile": A14B[5]}
+    prepared = prepare((manifest,), given, weights=False)
+    built = {(variant.bucket, variant.guided) for variant in keys.variants_of(prepared)}
+    assert variants_of(prepared.question) == built
+    assert len(built) == 4
+
+
+def test_one_clip_takes_one_replica(capsys):
+    """A machine of four replicas renders one clip in the time of one replica, not in a quarter of it."""
+    body = planned(capsys, *A14B[:4], "--profile", "trn2-throughput")["estimate"]
+    assert body["chosen"]["replicas"] == 4
+    seconds = 3600 * body["totals"]["machine_hours"] - LOAD_S
+    assert seconds == pytest.approx(body["chosen"]["seconds_per_clip"])
+
+
+def test_a_shape_with_several_numbers_of_steps_shows_its_memory_once(tmp_path, capsys):
+    """Steps do not change memory: one table for them, seconds for each; what is one is not called several."""
+    rows = {"prompt": ["a fox"] * 2, "steps": [1, 20], "guidance_high": [1.0] * 2, "guidance_low": [1.0] * 2}
+    assert invoke(["plan", str(save(tmp_path / "m.parquet", rows)), *A14B]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("memory    1280x720x81-text without guidance, bytes") == 1
+    assert "1 step, 1 evaluation each" in shown
+    assert "20 steps, 1 evaluation each" in shown
+
+
+def test_one_expert_at_a_time_holds_half(capsys):
+    """--experts swap holds one of two experts and one text's keys, and the page says what it leaves out."""
+    both, one = (planned(capsys, *A14B, *more)["estimate"] for more in ([], ["--experts", "swap"]))
+    held = [{part["name"]: part["bytes"] for part in found["shapes"][0]["memory"]} for found in (both, one)]
+    for name in ("weights: DiT", "K/V of the text"):
+        assert held[1][name] == pytest.approx(held[0][name] / 2, abs=1)
+    assert held[1]["weights: text"] == held[0]["weights: text"]
+    assert [note.partition(":")[0] for note in one["notes"]] == ["--experts swap"]
+    assert both["notes"] == []
+    assert invoke(["plan", *A14B, "--decode", "tiled", "--step-cache", "0.1", "--compile", "block"]) == 0
+    shown = capsys.readouterr().out
+    assert "--decode tiled is not counted" in shown
+    assert "--step-cache: seconds are those of all steps" in shown
+
+
+def test_where_nothing_fits_no_other_mesh_is_offered(tmp_path, capsys):
+    """Clips that no mesh holds: the page says that none fits, the error offers smaller clips instead of a mesh."""
+    columns = {"prompt": ["a fox"], "width": [4096], "height": [4096], "num_frames": [161]}
+    assert invoke(["plan", str(save(tmp_path / "m.parquet", columns)), *A14B]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith("1 clip in 1 chunk, ")
+    assert "    none: smaller clips, or a machine with more memory" in shown.out
+    assert "no mesh of trn2.48xlarge holds them: try smaller clips, --experts swap or a machine" in shown.err
+
+
+def test_images_that_decide_the_size_are_planned_at_it(tmp_path):
+    """Under `--resize fit` shapes are those of the images, for the plan, the memory and the graphs alike."""
+    picture = io.BytesIO()
+    Image.new("RGB", (60, 40), "red").save(picture, "PNG")
+    (tmp_path / "a.png").write_bytes(picture.getvalue())
+    columns = {"prompt": ["a", "b"], "image": ["a.png"] * 2, "width": [96, 960], "height": [96, 960]}
+    manifest = str(save(tmp_path / "m.parquet", columns | {"num_frames": [5, 5], "steps": [20, 20]}))
+    given = {"model": "wan2.2-i2v-a14b", "preset": "i2v-a14b-480p", "profile": "trn2-i2v-480p", "resize": "fit"}
+    prepared = prepare((manifest,), given, weights=False)
+    rendered = {row.request.bucket for row in prepared.rows()}
+    assert Bucket(112, 64, 5, "image") in rendered
+    assert {clips.bucket for clips in prepared.question.mix} == rendered
+    assert {bucket for bucket, _ in variants_of(prepared.question)} == rendered
+    assert {row["bucket"] for row in describe(prepared)["buckets"]} == {str(bucket) for bucket in rendered}
+
+
+def test_the_fake_engine_says_that_it_has_no_estimate(capsys):
+    """A plan of the fake engine ends with the reason why there are no figures."""
+    assert invoke(["plan", "--model", "fake"]) == 0
+    assert capsys.readouterr().out.endswith("no estimate: --model fake has no sizes\n")
+
+
+def test_small_figures_are_not_zero(capsys):
+    """A clip of a fraction of a cent, in a thousandth of an hour, is not shown as nothing; infinite prices are refused."""
+    arguments = ["plan", "--model", "wan2.2-ti2v-5b", "--preset", "ti2v-5b", "--profile", "cuda"]
+    assert invoke([*arguments, "--price-per-hour", "1e-4"]) == 0
+    assert re.search(r"cost, USD +[1-9]e-\d+  [1-9]e-\d+ a clip", capsys.readouterr().out)
+    assert invoke([*arguments, "--price-per-hour", "inf"]) == 2
+    assert "--price-per-hour" in capsys.readouterr().err
+
+
 def test_many_shapes_are_thinned():
-    """A manifest of many shapes keeps every clip in the count, and the shapes that need the most memory as they are."""
+    """Of many shapes every clip is counted, the largest are kept as they are, and the work is at most 5 % too much."""
     mix = [Clips(Bucket(16 * k, 480, 81, "text"), 40, count=k) for k in range(1, 60)]
     mix += [Clips(Bucket(1280, 720, 81, "text"), 1), Clips(Bucket(1920, 1088, 5, "text"), 1)]
-    few = thinned(mix, 8)
+    few = thinned(mix, 8, work := partial(denoise_work, QUESTION.subject))
     assert len(few) == 8
+    whole, counted = (sum(clips.count * work(clips) for clips in clips_) for clips_ in (mix, few))
+    assert whole <= counted < 1.05 * whole
     assert sum(clips.count for clips in few) == sum(clips.count for clips in mix)
     assert {mix[-1], mix[-2]} <= set(few)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from batch_gen.graphs.artefact import find_artefact, pack, unpack
+from batch_gen.graphs.supply import count_graphs, graphs_in
 from batch_gen.storage.folder import FolderStore
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +28,10 @@ def part(x):
     return torch.sigmoid(normal) * 2 + total.cos()
 with torch.inference_mode():
     out = device.compile(part, "part", "transformer")(torch.linspace(-1, 1, 256).view(1, 8, 32))
-print(json.dumps({"sum": float(out.double().sum()), **device.cache_counts()}))
+from torch._dynamo.utils import counters
+counted = counters["inductor"]
+misses = counted["fxgraph_cache_miss"] + counted["fxgraph_cache_bypass"]
+print(json.dumps({"sum": float(out.double().sum()), "hits": counted["fxgraph_cache_hit"], "misses": misses}))
 """
 
 
@@ -43,12 +47,14 @@ def rank(cache):
 def test_packed_graphs_are_hits_elsewhere(tmp_path):
     """The first machine compiles, the second finds every graph and adds no file, and both give the same number."""
     first, store = rank(tmp_path / "one"), FolderStore(tmp_path / "graphs")
+    assert count_graphs(tmp_path / "one", frozenset()) == {"hits": 0, "misses": 1}
     digest = pack(store, tmp_path / "one", FACTS, {}).digest
     artefact = find_artefact(store, digest, FACTS)
     unpack(store, artefact, tmp_path / "two")
     second = rank(tmp_path / "two")
     assert (first["hits"], first["misses"]) == (0, 1)
     assert (second["hits"], second["misses"]) == (1, 0)
+    assert count_graphs(tmp_path / "two", graphs_in(tmp_path / "one")) == {"hits": 1, "misses": 0}
     assert second["sum"] == first["sum"]
     added = {path.relative_to(tmp_path / "two").as_posix() for path in (tmp_path / "two").rglob("*.so")}
     assert added == {file.path for file in artefact.files if file.path.endswith(".so")}

@@ -10,7 +10,7 @@ from batch_gen.commands.compile_ import check_compiles, wanted_of
 from batch_gen.errors import ConfigError, EnvironmentFault, UsageError
 from batch_gen.graphs.artefact import ArtefactRefused, GraphSet, key_of, pack, put_document
 from batch_gen.graphs.keys import facts_of, variants_of
-from batch_gen.graphs.supply import supply_graphs
+from batch_gen.graphs.supply import count_graphs, graphs_in, supply_graphs
 from batch_gen.prepare import prepare
 from batch_gen.storage.folder import FolderStore
 
@@ -54,6 +54,19 @@ def test_variants_are_shapes_and_guidance(ready):
     assert [str(variant) for variant in variants_of(ready())] == ["64x64x5-text", "128x64x5-text"]
     unguided = ready(override=("guidance_high=1", "guidance_low=1"))
     assert str(variants_of(unguided)[0]) == "64x64x5-text without guidance"
+
+
+def test_graphs_are_counted_once_for_all_engines(tmp_path):
+    """What lies in the cache folder before and after counts, in both compilers' layouts, whoever looked how often."""
+    folder = tmp_path / "cache"
+    assert count_graphs(folder, graphs_in(folder)) == {"hits": 0, "misses": 0}
+    for name in ("neff/a.neff", "fxgraph/ab/fab1/x", "fxgraph/ab/fab1/y"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    before = graphs_in(folder)
+    assert before == {"neff/a.neff", "fxgraph/ab/fab1"}
+    (folder / "neff/b.neff").touch()
+    assert count_graphs(folder, before) == {"hits": 2, "misses": 1}
 
 
 def test_a_run_fetches_what_its_digest_names(ready, tmp_path):
