@@ -314,7 +314,7 @@ class RemoteEngine:
             return EngineLost(kind, text, self._log(rank))
         dead = next((rank for rank, code in enumerate(codes) if code is not None), 0)
         log = self._log(dead)
-        tail = " | ".join([line for line in log.splitlines() if line.strip()][-3:])
+        tail = " | ".join([line for line in log.splitlines() if line.strip()][-3:])[-4000:]
         text = f"rank {dead} of {len(codes)} {_how(codes[dead])} in stage {self._stage!r}{': ' + tail if tail else ''}"
         return EngineLost("engine_died", text, log)
 
