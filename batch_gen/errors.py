@@ -79,9 +79,9 @@ KINDS: Final[dict[str, Kind]] = {
     "encode": Kind(RetryClass.CLIP, EXIT_QUARANTINE, "the encoder's own words are in the message"),
     "verify": Kind(RetryClass.CLIP, EXIT_QUARANTINE, "the file is not what was rendered; it was not committed"),
     "oom": Kind(RetryClass.DEVICE, EXIT_AGAIN, "memory ran out while rendering; use a larger mesh or a smaller size"),
-    "device": Kind(RetryClass.DEVICE, EXIT_AGAIN, "the device failed; see the rank's log"),
+    "device": Kind(RetryClass.DEVICE, EXIT_AGAIN, "the device failed; the message says what its rank said last"),
     "hardware": Kind(RetryClass.HOST, EXIT_AGAIN, "this machine's accelerator is broken; replace the machine"),
-    "engine_died": Kind(RetryClass.DEVICE, EXIT_AGAIN, "a rank process died; see its log"),
+    "engine_died": Kind(RetryClass.DEVICE, EXIT_AGAIN, "a rank process died; the message has the end of its log"),
     "hang": Kind(RetryClass.DEVICE, EXIT_AGAIN, "no step for too long; the rank group was ended"),
     "upload": Kind(RetryClass.TRANSIENT, EXIT_AGAIN, "the store did not take the file; it is tried again"),
     "store": Kind(RetryClass.TRANSIENT, EXIT_AGAIN, "check the network, credentials and batch-gen doctor --out URL"),
@@ -218,10 +218,17 @@ class ClipFailed(BatchGenError):
 
 
 class EngineLost(BatchGenError):
-    """A rank group died, hangs or lost its device; the supervisor restarts it."""
+    """A rank group died, hangs or lost its device; the supervisor restarts it.
 
-    def __init__(self, kind: str, message: str) -> None:
+    Args:
+        kind: A key of `KINDS`.
+        message: For people.
+        log: The end of the dead rank's log, whose file goes with the scratch folder; empty when there is none.
+    """
+
+    def __init__(self, kind: str, message: str, log: str = "") -> None:
         super().__init__(message, kind=kind)
+        self.log = log
 
 
 class StoreError(BatchGenError):

@@ -32,7 +32,7 @@ from batch_gen.patience import Patience
 from batch_gen.request import RenderRequest
 
 _POLL_S = 0.25
-_LAST_WORDS_BYTES = 4000
+_LOG_BYTES = 1 << 16
 DEFAULT_STALL_S = 600.0
 COMPILE_S = 3600.0
 _DUMP_S = 0.5
@@ -293,7 +293,7 @@ class RemoteEngine:
         stands = [f"; rank {rank}: {tail}" for rank in range(len(self._ranks)) if (tail := self._stand(rank))]
         self.kill()
         said = f"no sign of life from the ranks for {patience_s:.0f} s in stage {self._stage!r}"
-        return EngineLost("hang", said + "".join(stands))
+        return EngineLost("hang", said + "".join(stands), self._log(0))
 
     def _stand(self, rank: int) -> str:
         """Where a rank's main thread stands, from the dump that it was asked for; empty when it gave none."""
@@ -310,20 +310,25 @@ class RemoteEngine:
         words = [(rank, _last_words(self._folder, rank)) for rank in range(len(self._ranks))]
         self.kill()
         for rank, (kind, message) in [(rank, said) for rank, said in words if said is not None]:
-            return EngineLost(kind, f"rank {rank} of {len(codes)} failed in stage {self._stage!r}: {message}")
+            text = f"rank {rank} of {len(codes)} failed in stage {self._stage!r}: {message}"
+            return EngineLost(kind, text, self._log(rank))
         dead = next((rank for rank, code in enumerate(codes) if code is not None), 0)
-        how = _how(codes[dead])
-        tail = _tail(self._folder / f"rank-{dead}.log")
-        return EngineLost(
-            "engine_died", f"rank {dead} of {len(codes)} {how} in stage {self._stage!r}{': ' + tail if tail else ''}"
-        )
+        log = self._log(dead)
+        tail = " | ".join([line for line in log.splitlines() if line.strip()][-3:])[-4000:]
+        text = f"rank {dead} of {len(codes)} {_how(codes[dead])} in stage {self._stage!r}{': ' + tail if tail else ''}"
+        return EngineLost("engine_died", text, log)
+
+    def _log(self, rank: int) -> str:
+        """The end of a rank's log; empty when there is none."""
+        path = self._folder / f"rank-{rank}.log"
+        return path.read_bytes()[-_LOG_BYTES:].decode("utf-8", "replace") if path.is_file() else ""
 
     def _error(self, header: dict[str, Any]) -> BatchGenError:
         kind, message = header["kind"], header["message"]
         retry = KINDS[kind].retry
         if retry in (RetryClass.DEVICE, RetryClass.HOST) or (header.get("ended") and retry is RetryClass.CLIP):
             self.kill()
-            return EngineLost(kind, message)
+            return EngineLost(kind, message, self._log(0))
         if retry in (RetryClass.CLIP, RetryClass.INPUT, RetryClass.TRANSIENT):
             return ClipFailed(kind, message)
         return BatchGenError(message, kind=kind)
@@ -384,12 +389,3 @@ def _how(code: int | None) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with code {code}"
-
-
-def _tail(path: Path) -> str:
-    try:
-        data = path.read_bytes()[-_LAST_WORDS_BYTES:]
-    except OSError:
-        return ""
-    lines = [line for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
-    return " | ".join(lines[-3:])

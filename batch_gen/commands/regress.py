@@ -6,7 +6,10 @@ The group itself is in cli.py; its commands are here, and load what they need wh
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -59,7 +62,7 @@ def decision_flags(command: F) -> F:
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True)
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option(
     "--night",
@@ -71,7 +74,7 @@ def decision_flags(command: F) -> F:
 @click.option("--emf", is_flag=True, help="A line of CloudWatch metrics (EMF) on stderr at the end.")
 @_AS_JSON
 def run(suite: tuple[str, ...], night: str | None, notify: str | None, emf: bool, as_json: bool, **options: Any) -> int:
-    """Render SUITE and hold every case against its baselines; exit 5 red, 6 new, 75 not rendered.
+    """Render MANIFEST's cases and hold every case against its baselines; exit 5 red, 6 new, 75 not rendered.
 
     \b
     Example: batch-gen regress run manifests/regression.parquet --out s3://bucket/nightly --model pocket
@@ -98,7 +101,7 @@ def run(suite: tuple[str, ...], night: str | None, notify: str | None, emf: bool
 
 
 @click.command()
-@click.argument("suite", type=Name("suite"))
+@click.argument("suite", metavar="NAME")
 @run_flags("out", *S3)
 @click.option("--night", type=Name("night"), default=None, help="The night that is approved.  [default: the last one]")
 @click.option("--case", "cases", type=Name("case"), multiple=True, help="Only this case; default: all new or red.")
@@ -112,14 +115,17 @@ def approve(
 ) -> int:
     """Make clips of a night the baselines that later nights are held against; written once, never changed.
 
+    NAME is the suite's, or its manifest's path.
+
     \b
     Example: batch-gen regress approve regression --out nightly --case base --who Kim --why "new VAE, looked at it"
     """
-    from batch_gen.regress.approve import Decision, approve, retire_variant, the_night
+    from batch_gen.regress.approve import Decision, approve, retire_variant, the_night, unapproved
+    from batch_gen.regress.suite import suite_name
 
-    store = _store(suite, options)
-    decision = Decision(options["who"], options["why"])
-    chosen = the_night(store, suite_name(suite), night)
+    decision, name = Decision(options["who"], options["why"]), suite_name(suite)
+    store = store_of(suite, options)
+    chosen = the_night(store, name, night)
     if retire is not None:
         if len(cases) != 1:
             raise UsageError("--retire needs the one --case that the variant belongs to")
@@ -132,31 +138,35 @@ def approve(
     verb = "retired" if retire is not None else "approved"
     for one in made:
         click.echo(f"{verb}   {one.case}: variant {one.variant} on {one.platform.key}, night {one.night}")
-    if not made:
-        click.echo(f"nothing to approve in night {chosen.night}: every case stands as it is")
+    for line in unapproved(chosen, cases, made):
+        click.echo(line)
     return EXIT_OK
 
 
 @click.command()
-@click.argument("suite", type=Name("suite"))
+@click.argument("suite", metavar="NAME")
 @click.argument("case", type=Name("case"))
 @run_flags("out", *S3)
 @_AS_JSON
 def log(suite: str, case: str, as_json: bool, **options: Any) -> int:
     """Tell the story of CASE: who approved what and why, and how its nights went.
 
+    NAME is the suite's, or its manifest's path.
+
     \b
     Example: batch-gen regress log regression base --out nightly
     """
     from batch_gen.regress.log import lines, story
+    from batch_gen.regress.suite import suite_name
 
-    told = story(_store(suite, options), suite_name(suite), case)
+    name = suite_name(suite)
+    told = story(store_of(suite, options), name, case)
     click.echo(json.dumps(told, indent=1) if as_json else "\n".join(lines(told)))
     return EXIT_OK
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True)
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option("--repeats", type=click.IntRange(2, 20), default=3, show_default=True, help="Renders of each case.")
 @click.option("--bf16", is_flag=True, help="Also render in bfloat16, the yardstick of latents_ratio.")
@@ -167,7 +177,7 @@ def log(suite: str, case: str, as_json: bool, **options: Any) -> int:
 def calibrate(
     suite: tuple[str, ...], repeats: int, bf16: bool, target: str | None, as_json: bool, **options: Any
 ) -> int:
-    """Render SUITE several times, learn its noise and propose limits; exit 5 when a limit lies inside the noise.
+    """Render a suite several times, learn its noise and propose limits; exit 5 when a limit lies inside the noise.
 
     \b
     Example: batch-gen regress calibrate manifests/regression.parquet --repeats 3 --write manifests/regression.yaml
@@ -181,23 +191,24 @@ def calibrate(
     from batch_gen.regress.suite import prepare_suite
 
     again_on_sigterm()
+    place = None if target is None else check_target(target)
     setup = prepare_suite(suite, given(options))
     found = measure(setup, repeats, open_bench, bf16=bf16, said=_sayer(options, as_json))
     _keep(setup.store, f"regress/{setup.name}/calibration/{night_name()}.json", found.to_json())
     proposed = yaml.safe_dump(with_proposals(setup.file, found), sort_keys=False)
-    if target is not None:
-        Path(target).write_text(proposed, "utf-8")
     click.echo(json.dumps(found.to_json(), indent=1) if as_json else _calibrated(found.to_json(), proposed))
+    if place is not None:
+        write_whole(place, proposed)
     return EXIT_CHECK_FAILED if found.refused else EXIT_OK
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True)
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option("--case", default=None, help="The case that is mutated; default: the first that can be.")
 @_AS_JSON
 def mutate(suite: tuple[str, ...], case: str | None, as_json: bool, **options: Any) -> int:
-    """Prove that the gates bite: plant faults into a real clip of SUITE; exit 5 when one goes unseen.
+    """Prove that the gates bite: plant faults into a real clip of a suite; exit 5 when one goes unseen.
 
     \b
     Example: batch-gen regress mutate manifests/regression.parquet --out nightly --json
@@ -219,17 +230,38 @@ def mutate(suite: tuple[str, ...], case: str | None, as_json: bool, **options: A
     return EXIT_OK if unchanged and all(one.caught for one in found) else EXIT_CHECK_FAILED
 
 
-def suite_name(text: str) -> str:
-    """A suite by its name or by its manifest.
+def check_target(target: str) -> Path:
+    """The file that `--write` names, its links followed; looked at before hours of rendering.
 
     Raises:
-        ConfigError: the limits beside the manifest are damaged.
+        UsageError: it cannot be written.
     """
-    from batch_gen.regress.suite import limits_path, read_suite_file
+    path = Path(target).resolve()
+    try:
+        if path.exists() and not (path.is_file() and os.access(path, os.W_OK)):
+            raise UsageError(f"--write {target}: there is something that is no file of yours; name another")
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:100]}."):
+            return path
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"--write {target}: {path.parent}: {reason}; name a folder that you can write") from error
 
-    if not text.endswith(".parquet"):
-        return text
-    return read_suite_file(limits_path([text], None)).suite or Path(text).stem
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step: a reader sees the old limits or the new ones.
+
+    Raises:
+        UsageError: the folder cannot be written any more.
+    """
+    partial = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    try:
+        partial.write_text(text, "utf-8")
+        if path.exists():
+            shutil.copymode(path, partial)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UsageError(f"--write {path}: {error.strerror or error}; what was proposed is printed above") from error
 
 
 def check_notify(target: str) -> None:
@@ -242,10 +274,12 @@ def check_notify(target: str) -> None:
         raise UsageError(error.message.replace("--on-clip", "--notify")) from None
 
 
-def _store(suite: str, options: Mapping[str, Any]) -> Store:
+def store_of(suite: str, options: Mapping[str, Any]) -> Store:
+    """The regress root: `--out`, by default what `regress run` takes for a manifest of that name."""
     from batch_gen.prepare import default_out
 
-    return open_store(str(options.get("out") or default_out([suite])), reach(options))
+    source = suite if "/" in suite or suite.endswith(".parquet") else f"{suite}.parquet"  # a name may have dots
+    return open_store(str(options.get("out") or default_out([source])), reach(options))
 
 
 def _keep(store: Store, key: str, body: Mapping[str, Any]) -> None:

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from batch_gen.cli import S3, given, run_flags
-from batch_gen.commands.regress import RENDER, render_flags, suite_name
+from batch_gen.commands.regress import RENDER, render_flags, store_of
 from batch_gen.drain import again_on_sigterm
 from batch_gen.errors import EXIT_CHECK_FAILED, EXIT_OK, BaselineMissing, UsageError
-from batch_gen.reach import reach
-from batch_gen.storage.base import open_store
 
 if TYPE_CHECKING:
     from batch_gen.regress.locate import Location
@@ -31,7 +29,7 @@ _AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print as
 
 def tier_flags(command: F) -> F:
     """The flags of every tier."""
-    command = click.option("--case", default=None, help="The case of SUITE that is measured; default: its first.")(
+    command = click.option("--case", default=None, help="The case of the suite that is measured; default: its first.")(
         command
     )
     command = click.option(
@@ -48,12 +46,12 @@ def tier_flags(command: F) -> F:
 
 
 @click.command()
-@click.argument("suite", nargs=-1)
+@click.argument("suite", nargs=-1, metavar="[MANIFEST]...")
 @tier_flags
 def components(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Measure text encoder, experts and decoder, each alone, against float32; exit 5 when one is wrong.
 
-    Without SUITE: a small clip of the checkpoint's preset.
+    Without MANIFEST: a small clip of the checkpoint's preset.
 
     \b
     Example: batch-gen regress components --model tiny --dtype bfloat16
@@ -62,12 +60,12 @@ def components(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 @click.command()
-@click.argument("suite", nargs=-1)
+@click.argument("suite", nargs=-1, metavar="[MANIFEST]...")
 @tier_flags
 def step(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
     """Measure the guided velocity of single steps, each from the reference's latents; exit 5 when one is wrong.
 
-    Faults of long sequences and of late steps need a case of the real size, so give SUITE.
+    Faults of long sequences and of late steps need a case of the real size, so give MANIFEST.
 
     \b
     Example: batch-gen regress step manifests/regression.parquet --case base --device neuron --keep references
@@ -76,7 +74,7 @@ def step(suite: tuple[str, ...], as_json: bool, **options: Any) -> int:
 
 
 @click.command()
-@click.argument("suite", nargs=-1, required=True)
+@click.argument("suite", nargs=-1, required=True, metavar="MANIFEST...")
 @render_flags
 @click.option("--case", "cases", multiple=True, help="Only this case; default: those of the last night that are red.")
 @click.option("--first", is_flag=True, help="Stop at the first stage that moved.")
@@ -111,7 +109,7 @@ def bisect(
 
 
 @click.command()
-@click.argument("suite")
+@click.argument("suite", metavar="NAME")
 @run_flags("out", *S3)
 @click.option("--night", default=None, help="Which night.  [default: the last one]")
 @click.option("--to", default=None, help="A folder for the page; default: report/ beside the night's results.")
@@ -119,14 +117,16 @@ def bisect(
 def report(suite: str, night: str | None, to: str | None, as_json: bool, **options: Any) -> int:
     """Build the page of a night: frames side by side, curves, what changed, the trend of 30 nights.
 
+    NAME is the suite's, or its manifest's path.
+
     \b
-    Example: batch-gen regress report manifests/regression.parquet --out nightly
+    Example: batch-gen regress report regression --out nightly
     """
-    from batch_gen.prepare import default_out
+    from batch_gen.regress.suite import suite_name
     from batch_gen.report.regress import build_page
 
-    store = open_store(str(options.get("out") or default_out([suite])), reach(given(options)))
-    built = build_page(store, suite_name(suite), night, Path(to) if to else None)
+    name = suite_name(suite)
+    built = build_page(store_of(suite, options), name, night, Path(to) if to else None)
     closing = (
         f"{built.num_cases} cases, {built.num_pictures:,} pictures, {built.bytes / 1e6:.1f} MB\nopen       {built.page}"
     )
@@ -144,7 +144,7 @@ def _tier(name: str, suite: tuple[str, ...], options: Mapping[str, Any], as_json
     if suite:
         answer = tiers.measure(name, subject_of(suite, chosen, case, str(reference)), keep=keep)
     elif case is not None:
-        raise UsageError("--case names a case of SUITE; give the suite, or leave --case out")
+        raise UsageError("--case names a case of a suite; give the suite's MANIFEST, or leave --case out")
     else:
         model = str(chosen.pop("model", None) or default_model(""))
         answer = tiers.tier(name, model, reference=reference, keep=keep, **chosen)
@@ -209,8 +209,9 @@ def _baseline(setup: Setup, request: RenderRequest, against: str | None) -> Appr
         BaselineMissing: there is none, or it kept nothing that can be replayed.
     """
     from batch_gen.regress.baseline import find_baselines
+    from batch_gen.regress.documents import checked_part
 
-    platform = against or setup.platform.key
+    platform = setup.platform.key if against is None else checked_part("--against", against)
     every = find_baselines(setup.store, setup.name, request.clip_id, platform)
     usable = [one for one in every if one.request_digest == request.digest and one.artifacts.arrays is not None]
     if not usable:

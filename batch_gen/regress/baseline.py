@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 from typing import Final
 
 from batch_gen import clock
 from batch_gen.errors import UsageError
+from batch_gen.regress.documents import load_document
 from batch_gen.regress.results import (
     Approval,
     CaseResult,
     Night,
+    Retirement,
     baseline_prefix,
-    read_document,
 )
 from batch_gen.storage.base import AlreadyExists, Store
 
+log = logging.getLogger(__name__)
 RETIRED: Final = ".retired.json"
+_OURS: Final = re.compile(r"([^/]+/)?[0-9a-f]+-[0-9a-f]+(\.retired)?\.json")
 
 
 def find_baselines(store: Store, suite: str, case: str, platform_key: str) -> tuple[Approval, ...]:
@@ -32,23 +37,26 @@ def find_baselines(store: Store, suite: str, case: str, platform_key: str) -> tu
 
 def history(
     store: Store, suite: str, case: str, platform_key: str | None = None
-) -> list[tuple[Approval, dict[str, str] | None]]:
+) -> list[tuple[Approval, Retirement | None]]:
     """Every approval of a case with who retired it (None when it holds), oldest first.
 
+    Files that are none of ours are left alone, and the log names them.
+
     Raises:
-        CheckFailed: a document is damaged.
+        CheckFailed: a document is damaged, or belongs to another case; names it.
     """
     prefix = baseline_prefix(suite, case, platform_key)
     keys = [listed.key for listed in store.list(prefix)]
-    found: list[tuple[Approval, dict[str, str] | None]] = []
+    found: list[tuple[Approval, Retirement | None]] = []
     for key in keys:
-        blob = None if key.endswith(RETIRED) else store.get(key)
-        if blob is None:
+        if not _OURS.fullmatch(key.removeprefix(prefix)):
+            log.warning("foreign file among the baselines", extra={"fields": {"file": f"{store.url}/{key}"}})
             continue
-        approval = read_document(Approval, blob.body, f"{store.url}/{key}")
+        approval = None if key.endswith(RETIRED) else load_document(store, Approval, key)
+        if approval is None:
+            continue
         note_key = key.removesuffix(".json") + RETIRED
-        note = store.get(note_key) if note_key in keys else None
-        found.append((approval, None if note is None else json.loads(note.body)))
+        found.append((approval, load_document(store, Retirement, note_key) if note_key in keys else None))
     return sorted(found, key=lambda pair: pair[0].when)
 
 
@@ -96,9 +104,10 @@ def approve_case(store: Store, night: Night, case: CaseResult, who: str, why: st
         if retired is not None:
             raise UsageError(f"variant {standing.variant} of {case.case} was retired; see batch-gen regress log")
         return None
-    prefix = baseline_prefix(night.suite, case.case, night.platform.key)
+    if store.head(approval.key.removesuffix(".json") + RETIRED) is not None:  # outlives an approval that was removed
+        raise UsageError(f"variant {approval.variant} of {case.case} was retired; see batch-gen regress log")
     try:
-        store.create(f"{prefix}{approval.variant}.json", approval.to_bytes(), content_type="application/json")
+        store.create(approval.key, approval.to_bytes(), content_type="application/json")
     except AlreadyExists:
         return None
     return approval
@@ -110,10 +119,9 @@ def retire(store: Store, approval: Approval, who: str, why: str) -> None:
     Raises:
         UsageError: it was retired before.
     """
-    prefix = baseline_prefix(approval.suite, approval.case, approval.platform.key)
-    body = {"who": who, "why": why, "when": clock.utc_now()}
+    note = Retirement(who=who, why=why, when=clock.utc_now())
     try:
-        store.create(f"{prefix}{approval.variant}{RETIRED}", json.dumps(body, indent=1).encode() + b"\n")
+        store.create(approval.key.removesuffix(".json") + RETIRED, note.to_bytes(), content_type="application/json")
     except AlreadyExists:
         raise UsageError(f"variant {approval.variant} of {approval.case} was retired before") from None
 

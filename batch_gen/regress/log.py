@@ -7,6 +7,7 @@ from typing import Any
 
 from batch_gen.errors import UsageError
 from batch_gen.regress.baseline import history
+from batch_gen.regress.documents import checked_part
 from batch_gen.regress.results import last_nights
 from batch_gen.storage.base import Store
 
@@ -17,6 +18,7 @@ def story(store: Store, suite: str, case: str, num_nights: int = 30) -> dict[str
     Raises:
         UsageError: neither an approval nor a night knows the case.
     """
+    checked_part("case", case)
     approvals = [
         {
             "variant": approval.variant,
@@ -26,7 +28,7 @@ def story(store: Store, suite: str, case: str, num_nights: int = 30) -> dict[str
             "why": approval.why,
             "when": approval.when,
             "frames_hash": approval.frames_hash,
-            "retired": retired,
+            "retired": None if retired is None else retired.model_dump(exclude={"format"}),
         }
         for approval, retired in history(store, suite, case)
     ]

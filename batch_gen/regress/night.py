@@ -21,6 +21,7 @@ from batch_gen.errors import (
     EXIT_OK,
     KINDS,
     BatchGenError,
+    CheckFailed,
     ClipFailed,
     EngineLost,
     RetryClass,
@@ -28,7 +29,7 @@ from batch_gen.errors import (
 )
 from batch_gen.notify import Notifier
 from batch_gen.regress import junit, speed, summary
-from batch_gen.regress.artifacts import load_arrays, load_frames, store_arrays, store_frames
+from batch_gen.regress.artifacts import load_arrays, load_frames, store_arrays, store_frames, store_log
 from batch_gen.regress.baseline import find_baselines
 from batch_gen.regress.gates import Clip, Judged, differing, judge_clip
 from batch_gen.regress.quarantine import apply_quarantine
@@ -46,7 +47,6 @@ from batch_gen.regress.results import (
     Night,
     Verdict,
     last_nights,
-    load_night,
     night_key,
     worst,
 )
@@ -84,7 +84,7 @@ def check_name(setup: Setup, name: str) -> None:
     """
     if not NAME.fullmatch(name) or name in ("objects", "baselines", "calibration", "mutations"):
         raise UsageError(f"--night {name}: expected letters, digits, '.', '-', '_', such as {night_name()}")
-    if load_night(setup.store, setup.name, name) is not None:
+    if setup.store.head(night_key(setup.name, name)) is not None:
         raise UsageError(f"--night {name}: {setup.store.url} has that night already; nights are written once")
 
 
@@ -186,9 +186,13 @@ def broken_case(setup: Setup, facts: Mapping[str, Any], error: BatchGenError) ->
     """A case without a clip: red when the pipeline broke it, `infra` when the machine or the store did."""
     is_ours = isinstance(error, ClipFailed) and KINDS[error.kind].retry in _OUR_FAULT and error.kind != "encode"
     verdict: Verdict = "fail" if is_ours else "infra"
+    message = error.message
+    if isinstance(error, EngineLost) and error.log:
+        with contextlib.suppress(BatchGenError):  # the case is told without it too
+            message += f"; its log: {setup.store.url}/{store_log(setup.store, setup.name, error.log)}"
     log.warning("case without a clip", extra={"fields": {"case": facts["case"], "kind": error.kind}})
-    gate = GateResult(gate="render", level="count", verdict=verdict, note=f"{error.kind}: {error.message}")
-    case = CaseResult(**facts, verdict=verdict, error=CaseError(kind=error.kind, message=error.message))
+    gate = GateResult(gate="render", level="count", verdict=verdict, note=f"{error.kind}: {message}")
+    case = CaseResult(**facts, verdict=verdict, error=CaseError(kind=error.kind, message=message))
     return settled(setup, case, [gate])
 
 
@@ -206,7 +210,7 @@ def judge_rendered(setup: Setup, rendered: Rendered, fingerprint: Fingerprint) -
         return None, Judged((new_gate(request, every),))
     # Variants of other numerics must not excuse bits that changed under these.
     usable = [approval for approval in usable if not differing(fingerprint, approval.fingerprint)] or usable
-    judged = [(approval, judge_clip(new, baseline_clip(setup, approval), limits)) for approval in usable]
+    judged = [(approval, judge_clip(new, baseline_clip(setup, approval, new), limits)) for approval in usable]
     approval, kindest = max(judged, key=lambda pair: _kindness(pair[1]))
     return approval.variant, kindest
 
@@ -221,16 +225,21 @@ def new_gate(request: RenderRequest, every: Sequence[Approval]) -> GateResult:
     return GateResult(gate="baseline", level="exact", verdict="new", note=note)
 
 
-def baseline_clip(setup: Setup, approval: Approval) -> Clip:
-    """An approved variant as the gates see it.
+def baseline_clip(setup: Setup, approval: Approval, new: Clip) -> Clip:
+    """An approved variant as the gates see it; frames that are those of the new clip were read when that was stored.
 
     Raises:
-        CheckFailed: its objects are gone or damaged.
+        CheckFailed: its objects are gone or damaged, and not those of the new clip, which replaced them.
     """
-    assert approval.artifacts.frames is not None
-    frames = load_frames(setup.store, approval.artifacts.frames)
-    kept = approval.artifacts.arrays
-    latents = None if kept is None else load_arrays(setup.store, kept).get("latents")
+    kept = approval.artifacts
+    assert kept.frames is not None  # as the document promises
+    try:
+        same = kept.frames.digest == frames_hash(new.frames)
+        frames = new.frames if same else load_frames(setup.store, kept.frames)
+        latents = None if kept.arrays is None else load_arrays(setup.store, kept.arrays).get("latents")
+    except CheckFailed as error:
+        way = f"if none does, remove {setup.store.url}/{approval.key} and approve the case again"
+        raise CheckFailed(f"{error.message}; {way}") from error
     return Clip(approval.request["prompt"], frames, latents, approval.fingerprint)
 
 
@@ -270,21 +279,21 @@ def fingerprint_differences(old: Fingerprint, new: Fingerprint) -> list[str]:
 
 
 def write_night(setup: Setup, night: Night) -> None:
-    """Write Markdown and JUnit, then the results, last: a night without them does not exist.
+    """Write the results, then Markdown and JUnit of the same: only who created the results may write beside them.
 
     Raises:
-        UsageError: another process wrote a night of that name meanwhile.
+        UsageError: another process wrote a night of that name meanwhile; nothing was written.
     """
-    for name, body, kind in (
-        ("summary.md", summary.markdown(night), "text/markdown"),
-        ("junit.xml", junit.xml(night), "application/xml"),
-    ):
-        setup.store.put(night_key(night.suite, night.night, name), body.encode(), content_type=kind)
     key = night_key(night.suite, night.night, RESULTS_NAME)
     try:
         setup.store.create(key, night.to_bytes(), content_type="application/json")
     except AlreadyExists:
         raise UsageError(f"{setup.store.url}/{key} exists: another process ran a night of that name") from None
+    for name, body, kind in (
+        ("summary.md", summary.markdown(night), "text/markdown"),
+        ("junit.xml", junit.xml(night), "application/xml"),
+    ):
+        setup.store.put(night_key(night.suite, night.night, name), body.encode(), content_type=kind)
 
 
 def tell(night: Night, notifier: Notifier | None) -> bool:

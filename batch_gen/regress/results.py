@@ -1,12 +1,13 @@
 """What a night of regression renders found, and where everything lies below the regress root.
 
 ```
-regress/<suite>/<night>/results.json               the Night; create-only, written last
-regress/<suite>/<night>/summary.md, junit.xml      the same for people and for CI
+regress/<suite>/<night>/results.json               the Night; create-only, so of two of one name one wins
+regress/<suite>/<night>/summary.md, junit.xml      the same for people and for CI, written after it by the winner
 regress/<suite>/<night>/bisect/<case>.json         the stage that moved, asked for afterwards; made again at will
 regress/<suite>/<night>/report/                    the page of the night; made again at will
 regress/<suite>/objects/frames/<2 hex>/<frames hash>.mkv          FFV1, RGB bit for bit
 regress/<suite>/objects/arrays/<2 hex>/<sha256>.safetensors       `latents` and the taps of a case, float32
+regress/<suite>/objects/logs/<2 hex>/<sha256>.txt                 log of a rank that died
 regress/<suite>/baselines/<case>/<platform>/<variant>.json        an Approval; create-only
 regress/<suite>/baselines/<case>/<platform>/<variant>.retired.json    an approval that no longer counts; create-only
 regress/<suite>/calibration/<name>.json            what repeats measured
@@ -28,20 +29,21 @@ For other parts:
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Sequence
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, field_validator, model_validator
 
 from batch_gen.errors import CheckFailed
 from batch_gen.records import Strict
+from batch_gen.regress.documents import Document, Moment, RequestJson, clip_shape, load_document
 from batch_gen.storage.base import Store
 
-NIGHT_FORMAT: Final = 1
+log = logging.getLogger(__name__)
 RESULTS_NAME: Final = "results.json"
+HEX_64: Final = r"^[0-9a-f]{64}$"
 
-D = TypeVar("D", bound=Strict)
 Verdict = Literal["pass", "fail", "new", "not_comparable", "infra", "quarantined"]
 Judgement = Literal["pass", "warn", "fail"]
 """Of a figure that is held against a reference in several precisions, see `threeway`."""
@@ -88,9 +90,16 @@ class Artifact(Strict):
     """
 
     key: str
-    digest: str
+    digest: str = Field(pattern=HEX_64)
     bytes: int = Field(ge=0)
     shape: tuple[int, ...] = ()
+
+    @field_validator("shape")
+    @classmethod
+    def _is_shape(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if shape and (len(shape) != 4 or min(shape) < 1 or shape[3] != 3):
+            raise ValueError("expected [frames, height, width, 3]")
+        return shape
 
 
 class Artifacts(Strict):
@@ -98,6 +107,14 @@ class Artifacts(Strict):
 
     frames: Artifact | None = None
     arrays: Artifact | None = None
+
+    def check_of(self, suite: str, request: dict[str, Any], num_frames: int) -> None:
+        """Raises ValueError for objects of another suite or content, and for frames that are not a clip's."""
+        for name, artifact, key_of in (("frames", self.frames, frames_key), ("arrays", self.arrays, arrays_key)):
+            if artifact is not None and artifact.key != key_of(suite, artifact.digest):
+                raise ValueError(f"artifacts.{name}.key: expected {key_of(suite, artifact.digest)}")
+        if self.frames is not None and self.frames.shape != clip_shape(request, num_frames):
+            raise ValueError(f"artifacts.frames.shape: expected {list(clip_shape(request, num_frames))}")
 
 
 class Curves(Strict):
@@ -142,7 +159,7 @@ class CaseResult(Strict):
     """
 
     case: str
-    request: dict[str, Any]
+    request: RequestJson
     request_digest: str
     verdict: Verdict
     gates: tuple[GateResult, ...] = ()
@@ -196,7 +213,7 @@ class Fingerprint(Strict):
     versions: dict[str, str]
 
 
-class Night(Strict):
+class Night(Document):
     """One run of a suite.
 
     Attributes:
@@ -212,11 +229,12 @@ class Night(Strict):
         last_green: That night; None when there is none.
     """
 
-    format: int = NIGHT_FORMAT
+    ADVICE: ClassVar[str] = "restore it from a copy or remove it; later nights go on without it"
+
     suite: str
     night: str
-    started: str
-    finished: str
+    started: Moment
+    finished: Moment
     platform: Platform
     fingerprint: Fingerprint
     verdict: Verdict
@@ -227,12 +245,26 @@ class Night(Strict):
     since_green: tuple[str, ...] = ()
     last_green: str | None = None
 
+    @property
+    def key(self) -> str:
+        """See `Document.key`."""
+        return night_key(self.suite, self.night)
+
+    @model_validator(mode="after")
+    def _objects_are_its_own(self) -> Night:
+        for case in self.cases:
+            try:
+                case.artifacts.check_of(self.suite, case.request, case.num_frames)
+            except ValueError as error:
+                raise ValueError(f"case {case.case}: {error}") from None
+        return self
+
     def case(self, name: str) -> CaseResult | None:
         """The case of that name, None when the night has none."""
         return next((case for case in self.cases if case.case == name), None)
 
 
-class Approval(Strict):
+class Approval(Document):
     """One approved variant of a case on a platform: the baseline, and who took the blame for it.
 
     Attributes:
@@ -243,12 +275,13 @@ class Approval(Strict):
         who, why, when: The approval.
     """
 
-    format: int = NIGHT_FORMAT
+    ADVICE: ClassVar[str] = "restore it from a copy, or remove it and approve the case again"
+
     variant: str
     suite: str
     case: str
     platform: Platform
-    request: dict[str, Any]
+    request: RequestJson
     request_digest: str
     fingerprint: Fingerprint
     frames_hash: str
@@ -257,7 +290,30 @@ class Approval(Strict):
     night: str
     who: str
     why: str
-    when: str
+    when: Moment
+
+    @property
+    def key(self) -> str:
+        """See `Document.key`."""
+        return f"{baseline_prefix(self.suite, self.case, self.platform.key)}{self.variant}.json"
+
+    @model_validator(mode="after")
+    def _objects_are_its_own(self) -> Approval:
+        frames = self.artifacts.frames
+        if frames is None or frames.digest != self.frames_hash:
+            raise ValueError("artifacts.frames: expected the frames that frames_hash names")
+        self.artifacts.check_of(self.suite, self.request, self.num_frames)
+        return self
+
+
+class Retirement(Document):
+    """Who took an approval back, why and when."""
+
+    ADVICE: ClassVar[str] = "restore it from a copy, or remove it: the approval counts again then, until it is retired"
+
+    who: str
+    why: str
+    when: Moment
 
 
 def worst(verdicts: Sequence[V]) -> V:
@@ -289,6 +345,11 @@ def arrays_key(suite: str, sha256: str) -> str:
     return f"{suite_prefix(suite)}objects/arrays/{sha256[:2]}/{sha256}.safetensors"
 
 
+def log_key(suite: str, sha256: str) -> str:
+    """The log with that SHA-256."""
+    return f"{suite_prefix(suite)}objects/logs/{sha256[:2]}/{sha256}.txt"
+
+
 def baseline_prefix(suite: str, case: str, platform_key: str | None = None) -> str:
     """All variants of a case, or those of one platform."""
     root = f"{suite_prefix(suite)}baselines/{case}/"
@@ -306,30 +367,21 @@ def load_night(store: Store, suite: str, night: str) -> Night | None:
     """A night, None when there is none of that name.
 
     Raises:
-        CheckFailed: its file is damaged or of a newer version.
+        CheckFailed: its file is damaged, of a newer version or of another night.
     """
-    key = night_key(suite, night)
-    blob = store.get(key)
-    return None if blob is None else read_document(Night, blob.body, f"{store.url}/{key}")
+    return load_document(store, Night, night_key(suite, night))
 
 
 def last_nights(store: Store, suite: str, count: int = 30, before: str | None = None) -> list[Night]:
-    """The last nights of a suite, oldest first; only those before a name when one is given."""
-    names = [name for name in list_nights(store, suite) if before is None or name < before]
-    found = (load_night(store, suite, name) for name in names[-count:])
-    return [night for night in found if night is not None]
+    """The last nights of a suite, oldest first; only those before a name when one is given.
 
-
-def read_document(kind: type[D], body: bytes, place: str) -> D:
-    """A document of ours.
-
-    Raises:
-        CheckFailed: it is damaged or of a newer version.
+    A night that cannot be read is left out, and the log says which: what comes after it must not wait for its mending.
     """
-    try:
-        version = json.loads(body).get("format")
-        if version != NIGHT_FORMAT:
-            raise CheckFailed(f"{place} has format {version}, this version reads {NIGHT_FORMAT}; use its batch-gen")
-        return kind.model_validate_json(body)
-    except (ValueError, AttributeError, ValidationError) as error:
-        raise CheckFailed(f"{place} is damaged: {error}") from error
+    names = [name for name in list_nights(store, suite) if before is None or name < before]
+    found = []
+    for name in names[-count:]:
+        try:
+            found.append(load_night(store, suite, name))
+        except CheckFailed as error:
+            log.warning("night left out of the history", extra={"fields": {"night": name, "why": error.message}})
+    return [night for night in found if night is not None]

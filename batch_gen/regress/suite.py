@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from batch_gen import strict_yaml
 from batch_gen.adapters import find_adapters
@@ -23,6 +23,7 @@ from batch_gen.preflight import preflight
 from batch_gen.prepare import Prepared, prepare, store_options
 from batch_gen.reach import reach
 from batch_gen.records import Strict
+from batch_gen.regress.documents import faults
 from batch_gen.regress.results import Fingerprint, Platform
 from batch_gen.request import RenderRequest
 from batch_gen.storage.base import Store, StoreOptions, open_store
@@ -37,6 +38,8 @@ request with what they led to."""
 
 class Limits(Strict):
     """What the gates allow; docs/regression.md says how each was chosen. A file or a case overrides single ones.
+
+    Values are taken as they stand: a limit that is no number, or endless, would switch its gate off without a word.
 
     Attributes:
         exact: Whether equal numerics must give equal bits; off for hardware that does not repeat itself.
@@ -55,6 +58,8 @@ class Limits(Strict):
         speed_floor_s: A stage that lost less than this many seconds is not slow.
         min_nights: Nights that speed and memory need to be judged.
     """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     exact: bool = True
     psnr_min: float = Field(35.0, ge=0, le=100)
@@ -95,6 +100,14 @@ class Quarantine(Strict):
     why: str = Field(min_length=1)
     until: date
 
+    @field_validator("until", mode="before")
+    @classmethod
+    def _is_day(cls, value: Any) -> Any:
+        """A number would be taken for seconds since 1970."""
+        if not isinstance(value, str | date):
+            raise ValueError(f"{value!r} is no day such as 2026-12-31")  # noqa: TRY004 - pydantic takes this one
+        return value
+
 
 class SuiteFile(Strict):
     """The YAML file beside the manifest.
@@ -116,13 +129,16 @@ class SuiteFile(Strict):
     @model_validator(mode="after")
     def _limits_are_limits(self) -> SuiteFile:
         """Wrong names and values are told with the file, not when the first case is judged."""
-        for case in ("", *self.cases):
+        wrong = []
+        for where, own in (("limits.", self.limits), *((f"cases.{name}.", own) for name, own in self.cases.items())):
             try:
-                self.limits_of(case)
+                Limits.model_validate(own)
             except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(["cases", case] if case else ["limits"])
-                raise ValueError(f"{where}.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+                wrong.append(faults(error, where))
+        named = [entry.case for entry in self.quarantine]
+        wrong += [f"quarantine: {case} stands there twice" for case in sorted(set(named)) if named.count(case) > 1]
+        if wrong:
+            raise ValueError("; ".join(wrong))
         return self
 
     def limits_of(self, case: str) -> Limits:
@@ -198,12 +214,9 @@ def prepare_suite(sources: Sequence[str], given: Mapping[str, Any]) -> Setup:
         BatchGenError: exit code 2; nothing was started.
     """
     flags = {key: value for key, value in given.items() if key != "limits"}
+    check_sources(sources)
     file = read_suite_file(limits_path(sources, given.get("limits")), reach(given))
-    name = file.suite or Path(sources[0].rstrip("/")).stem
-    if not NAME.fullmatch(name):
-        raise UsageError(
-            f"suite {name!r}: expected letters, digits, '.', '-', '_'; name it with `suite:` in its limits"
-        )
+    name = checked_name(file.suite or Path(sources[0].rstrip("/")).stem)
     prepared = prepare(sources, flags)
     requests = tuple(row.request for row in prepared.rows())
     check_cases(file, requests, narrowed=any(flags.get(key) for key in ("limit", "ids", "where")))
@@ -226,6 +239,43 @@ def with_dtype(setup: Setup, dtype: Literal["float32", "bfloat16"]) -> Setup:
     return replace(setup, settings=settings, prepared=prepared, graphs=graphs)
 
 
+def check_sources(sources: Sequence[str]) -> None:
+    """Refuse what cannot be a manifest, and a suite's name where its manifest is wanted.
+
+    Raises:
+        UsageError: with what to give instead.
+    """
+    wanted = "expected the suite's manifest, a .parquet file or a folder of them"
+    for source in sources or [""]:
+        if Path(source).name in ("", ".."):
+            raise UsageError(f"manifest {source!r} has no name; {wanted}")
+        is_bare = "/" not in source and not source.endswith(".parquet")
+        if is_bare and not Path(source).exists():
+            raise UsageError(f"{source}: there is no such file or folder; {wanted}, not the suite's name")
+
+
+def suite_name(text: str) -> str:
+    """A suite by its name, or by its manifest: a path, recognised by its slash or its `.parquet`.
+
+    Raises:
+        UsageError: what is neither.
+        ConfigError: the limits beside the manifest are damaged.
+    """
+    if "/" not in text and not text.endswith(".parquet"):
+        return checked_name(text)
+    check_sources([text])
+    return checked_name(read_suite_file(limits_path([text], None)).suite or Path(text.rstrip("/")).stem)
+
+
+def checked_name(name: str) -> str:
+    """Raises UsageError for a name that cannot be a folder of a store."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"suite {name!r}: expected letters, digits, '.', '-', '_'; name it with `suite:` in its limits"
+        )
+    return name
+
+
 def limits_path(sources: Sequence[str], given: str | None) -> str | None:
     """The limits file: the one given, else the manifest's name with `.yaml` where that exists."""
     if given is not None:
@@ -246,8 +296,7 @@ def read_suite_file(path: str | None, options: StoreOptions | None = None) -> Su
         raw = strict_yaml.load(read_text("limits", path, options))
         return SuiteFile.model_validate({} if raw is None else raw)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise ConfigError(f"limits {path}: {faults}") from error
+        raise ConfigError(f"limits {path}: {faults(error)}") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"limits {path}: {error}") from error
 

@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from batch_gen.clock import utc_now
 from batch_gen.errors import CheckFailed, UsageError
 from batch_gen.regress.artifacts import Frames, load_arrays, load_frames
@@ -26,6 +28,32 @@ ASSETS: Final = ("app.css", "theme.js", "regress.css", "regress.js")
 START_PAGE: Final = "index.html"
 NUM_NIGHTS: Final = 30
 FOLDER: Final = "report/"
+
+
+class _Seen(BaseModel):
+    """What the page needs of an answer of `regress bisect`; a newer version may say more."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Stage(_Seen):
+    stage: str
+    step: int | None
+    distance: float | None
+    largest: float | None
+    cosine: float | None
+    moved: bool
+
+
+class _Trend(_Seen):
+    kind: str
+
+
+class _Located(_Seen):
+    first: str | None
+    words: str
+    stages: list[_Stage]
+    trend: _Trend | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +103,8 @@ def _night(store: Store, suite: str, name: str | None) -> Night:
     names = list_nights(store, suite)
     if not names:
         raise UsageError(f"{store.url} has no finished night of suite {suite!r}; batch-gen regress run makes one")
-    found = load_night(store, suite, name or names[-1])
+    wanted = name or names[-1]
+    found = load_night(store, suite, wanted) if wanted in names else None
     if found is None:
         raise UsageError(
             f"{store.url} has no night {name!r} of suite {suite!r}; the last ones are {', '.join(names[-3:])}"
@@ -89,7 +118,10 @@ def _folder(to: Path) -> Target:
 
 def _case(store: Store, target: Target, night: Night, number: int, case: CaseResult) -> CaseView:
     """A case with its pictures; what cannot be read is told on the page instead."""
-    baseline = _baseline(store, night, case)
+    try:
+        baseline = _baseline(store, night, case)
+    except CheckFailed as error:
+        return CaseView(number, case, problem=error.message)
     equal = baseline is not None and baseline.frames_hash == case.frames_hash
     if case.artifacts.frames is None:
         return CaseView(number, case, baseline)
@@ -143,11 +175,14 @@ def bisect_key(night: Night, case: str) -> str:
 def read_bisect(store: Store, night: Night, case: str) -> dict[str, Any] | None:
     """The answer of `regress bisect`, None when nobody asked or it is damaged: it is made again at will."""
     blob = store.get(bisect_key(night, case))
-    try:
-        body = None if blob is None else json.loads(blob.body)
-    except ValueError:
+    if blob is None:
         return None
-    return body if isinstance(body, dict) and {"first", "words", "stages"} <= body.keys() else None
+    try:
+        _Located.model_validate_json(blob.body)
+    except ValidationError:
+        return None
+    body: dict[str, Any] = json.loads(blob.body)
+    return body
 
 
 def _assets() -> dict[str, bytes]:

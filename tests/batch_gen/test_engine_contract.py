@@ -145,6 +145,7 @@ def test_a_dead_rank_is_engine_lost_with_its_cause(tmp_path, fault, kind, words)
         list(engine.render(make_request()))
     assert lost.value.kind == kind
     assert words in lost.value.message
+    assert fault != "error" or "RuntimeError: planted error" in lost.value.log
     assert_gone(engine.pids)
 
 

@@ -79,7 +79,7 @@ def test_a_retired_variant_counts_no_more_and_stays_readable(setup):
     assert find_baselines(setup.store, "small", "base", setup.platform.key) == ()
     ((kept, note),) = history(setup.store, "small", "base")
     assert kept == approval
-    assert (note["who"], note["why"]) == ("Ann", "wrong colours")
+    assert (note.who, note.why) == ("Ann", "wrong colours")
     assert render_night(setup, "n2").case("base").verdict == "new"
     with pytest.raises(UsageError, match="was retired"):
         approve(setup.store, night, ["base"], KIM)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from batch_gen.cli import app, invoke
-from batch_gen.commands.regress import COMMANDS
+from batch_gen.commands.regress import COMMANDS, check_target, store_of, write_whole
 from batch_gen.fake_engine import FakeOptions
 from batch_gen.regress.approve import Decision, approve
 from batch_gen.regress.results import load_night
@@ -54,6 +54,24 @@ def test_calibrate_writes_limits_that_the_suite_reads(suite, tmp_path, capsys):
     body = json.loads(capsys.readouterr().out)
     assert (body["identical"], body["refused"]) == (True, [])
     assert invoke(["regress", "run", str(path), *flags, "--limits", str(target)]) == 6
+    assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".")] == []
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_rendering(suite, tmp_path, capsys):
+    """No repeat is rendered for proposals that would be lost; a file that is there keeps its mode and content."""
+    path, out = suite
+    for target in (tmp_path / "none" / "l.yaml", path / "l.yaml"):
+        assert invoke(["regress", "calibrate", str(path), *out, "--model", "fake", "--write", str(target)]) == 2
+        said = capsys.readouterr()
+        assert f"--write {target}" in said.err
+        assert "repeat" not in said.out
+    old = tmp_path / "old.yaml"
+    old.write_text("taps: none")
+    old.chmod(0o640)
+    assert check_target(str(old)) == old.resolve()
+    assert old.read_text() == "taps: none"
+    write_whole(old, "taps: ends")
+    assert (old.read_text(), old.stat().st_mode & 0o777) == ("taps: ends", 0o640)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +83,12 @@ def test_calibrate_writes_limits_that_the_suite_reads(suite, tmp_path, capsys):
         (["approve", "small", "--who", "Kim", "--why", "x"], "it has none"),
         (["approve", "small", "--who", "Kim", "--why", "x", "--retire", "v"], "no night"),
         (["log", "small", "fox"], "knows no case fox"),
+        (["log", "small", "../x"], "is no name"),
+        (["log", "{path}", "fox"], "knows no case fox"),
+        (["report", "{path}"], "has no finished night of suite 'small'"),
+        (["report", "a b"], "suite 'a b'"),
+        (["run", "."], "has no name; expected the suite's manifest"),
+        (["bisect", "small"], "expected the suite's manifest"),
         (["mutate", "{path}", "--limit", "1"], "needs two cases"),
     ],
 )
@@ -72,9 +96,15 @@ def test_mistakes_exit_2_and_say_what_is_wrong(suite, arguments, words, capsys):
     """Nothing is rendered for a command line that cannot work."""
     path, out = suite
     filled = [argument.format(path=path) for argument in arguments]
-    model = ["--model", "fake"] if filled[0] in ("run", "mutate") else []
+    model = ["--model", "fake"] if filled[0] in ("run", "mutate", "bisect") else []
     assert invoke(["regress", *filled, *out, *model]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["v1.2", "some/v1.2.parquet"])
+def test_a_name_and_its_manifest_mean_the_same_root(text):
+    """Without --out both look where `run` of that manifest wrote, also when the name has a dot."""
+    assert store_of(text, {}).url.endswith("/v1.2-out")
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

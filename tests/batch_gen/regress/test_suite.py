@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from batch_gen.errors import ConfigError, UsageError
-from batch_gen.regress.suite import SuiteFile, platform_of, prepare_suite, read_suite_file, slug
+from batch_gen.regress.suite import SuiteFile, platform_of, prepare_suite, read_suite_file, slug, suite_name
 from tests.regression import make_setup, write_suite
+
+QUARANTINE = {"case": "base", "owner": "Kim", "why": "flaky", "until": "2027-01-01"}
 
 
 def test_limits_come_from_the_file_beside_the_manifest(tmp_path):
@@ -32,12 +34,25 @@ def test_limits_come_from_the_file_beside_the_manifest(tmp_path):
         ),
         ({"cases": {"bse": {"psnr_min": 40}}}, "limits name bse, but the suite has base, still"),
         ({"suit": "x"}, "suit: Extra inputs"),
+        ({"limits": {"drift_luma": float("inf")}}, "limits.drift_luma: Input should be a finite number"),
+        ({"limits": {"flicker": float("inf")}}, "limits.flicker: Input should be a finite number"),
+        ({"cases": {"base": {"speed_ratio": float("inf")}}}, "cases.base.speed_ratio: Input should be a finite number"),
+        ({"limits": {"psnr_min": float("nan")}}, "limits.psnr_min: Input should be a finite number"),
+        ({"limits": {"exact": "no"}}, "limits.exact: Input should be a valid boolean"),
+        ({"limits": {"exact": 0}}, "limits.exact: Input should be a valid boolean"),
+        ({"limits": {"psnr_min": "35"}}, "limits.psnr_min: Input should be a valid number"),
+        ({"limits": {"black": True}}, "limits.black: Input should be a valid integer"),
+        ({"limits": {"psnr": 1, "vmaf": -1}}, "limits.vmaf: .*; limits.psnr: Extra inputs"),
+        ({"quarantine": [QUARANTINE, {**QUARANTINE, "until": "2029-01-01"}]}, "quarantine: base stands there twice"),
+        ({"quarantine": [{**QUARANTINE, "until": 20290101}]}, "quarantine.0.until: 20290101 is no day"),
     ],
 )
 def test_wrong_limits_are_refused_before_anything_is_rendered(tmp_path, limits, words):
     """A typing error must not let a limit slip."""
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as error:
         make_setup(tmp_path, limits)
+    assert ": :" not in error.value.message
+    assert "Value error" not in error.value.message
 
 
 def test_the_suite_that_ships_is_whole(tmp_path):
@@ -51,6 +66,31 @@ def test_a_suite_needs_a_name_that_is_a_key(tmp_path):
     """Names become folders of a store."""
     with pytest.raises(UsageError, match="suite 'a/b'"):
         make_setup(tmp_path, {"suite": "a/b"})
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        *((source, "has no name; expected the suite's manifest") for source in ("", ".", "..", "/")),
+        ("regression", "no such file or folder; expected the suite's manifest, .* not the suite's name"),
+    ],
+)
+def test_a_manifest_is_wanted_where_one_is(source, words):
+    """What cannot be a manifest is refused with what is wanted, and so is the suite's name."""
+    with pytest.raises(UsageError, match=words):
+        prepare_suite([source], {"model": "fake"})
+
+
+def test_a_suite_goes_by_its_name_or_its_manifest(tmp_path):
+    """The limits beside the manifest may name it; a folder of files is a manifest too."""
+    path = write_suite(tmp_path, {"suite": "nightly"})
+    folder = tmp_path / "parts"
+    assert suite_name("small") == "small"
+    assert suite_name(str(path)) == "nightly"
+    assert suite_name(f"{folder}/") == "parts"
+    for text in ("", ".", "..", "/", "a b"):
+        with pytest.raises(UsageError):
+            suite_name(text)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from PIL import Image
 from batch_gen.errors import UsageError
 from batch_gen.regress.locate import locate
 from batch_gen.regress.replay import Difference
-from batch_gen.report.regress import bisect_key, build_page
+from batch_gen.report.regress import bisect_key, build_page, read_bisect
 from batch_gen.report.regress_frames import MAX_SIDE_PX, amplified, jpeg, shown_frames
 from batch_gen.report.regress_view import split_difference
 from batch_gen.storage.base import StoreOptions, open_store
@@ -100,6 +100,8 @@ def test_a_bisect_replaces_what_was_kept(tmp_path):
     text = (tmp_path / "page/index.html").read_text("utf-8")
     assert "Replayed:</b> decode moved first" in text
     assert page.page == str(tmp_path / "page/index.html")
+    store.put(bisect_key(last, "bear"), b'{"first": null, "words": "", "stages": [1], "trend": null}')
+    assert read_bisect(store, last, "bear") is None
     store.put(bisect_key(last, "bear"), b"{")
     build_page(store, SUITE, to=tmp_path / "page")
     assert "last step (step 3) moved first" in (tmp_path / "page/index.html").read_text("utf-8")
