@@ -25,6 +25,7 @@ from batch_gen.estimate.choose import (
     Work,
     check_latents,
     check_memory,
+    check_model_mesh,
     degrees_of,
     preset_work,
     question_of,
@@ -32,7 +33,6 @@ from batch_gen.estimate.choose import (
 )
 from batch_gen.estimate.published import published_checkpoint
 from batch_gen.estimate.ranking import Question
-from batch_gen.estimate.subject import subject_of
 from batch_gen.image_checks import ImageTable, check_images
 from batch_gen.images import ImageReader
 from batch_gen.interruption import parse_moment
@@ -292,22 +292,6 @@ def check_mesh(settings: Settings) -> None:
                 check_routable(layout)
     except LayoutError as error:
         raise ConfigError(f"mesh {settings.mesh}, {settings.replicas} replicas: {error}") from error
-
-
-def check_model_mesh(settings: Settings, checkpoint: Checkpoint) -> None:
-    """The mesh must divide the model, which every rank would find out for itself, late.
-
-    Raises:
-        ConfigError: with the degrees that do.
-    """
-    subject = subject_of(checkpoint) if settings.mesh.tp > 1 else None
-    if subject is None:
-        return
-    transformer = subject.wan.transformer
-    try:
-        degrees_of(settings).check_model(num_heads=transformer.num_attention_heads, ffn_width=transformer.ffn_dim)
-    except LayoutError as error:
-        raise ConfigError(f"--mesh, --model {checkpoint.name}: {error}") from error
 
 
 def default_out(sources: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from batch_gen.estimate.subject import Clips, subject_of
 from batch_gen.estimate.work import denoise_work
 from batch_gen.memory import limit_bytes
 from batch_gen.request import Bucket
-from models.parallel.layout import Degrees
+from models.parallel.layout import Degrees, LayoutError
 
 MAX_SHAPES = 8
 LATENT_COPIES = 3  # the latents, their velocity and what the solver keeps of the last step, float32 each
@@ -63,6 +63,22 @@ def with_mesh(settings: Settings, question: Question, replicas: int | None) -> S
 def degrees_of(settings: Settings) -> Degrees:
     """The mesh of the settings."""
     return Degrees(settings.mesh.tp, settings.mesh.cp, settings.mesh.cfg)
+
+
+def check_model_mesh(settings: Settings, checkpoint: Checkpoint) -> None:
+    """The mesh must divide the model, which every rank would find out for itself, late.
+
+    Raises:
+        ConfigError: with the degrees that do.
+    """
+    subject = subject_of(checkpoint) if settings.mesh.tp > 1 else None
+    if subject is None:
+        return
+    transformer = subject.wan.transformer
+    try:
+        degrees_of(settings).check_model(num_heads=transformer.num_attention_heads, ffn_width=transformer.ffn_dim)
+    except LayoutError as error:
+        raise ConfigError(f"--mesh, --model {checkpoint.name}: {error}") from error
 
 
 def check_cores(settings: Settings, question: Question) -> None:

@@ -115,7 +115,7 @@ def test_sizes_that_no_encoder_takes(manifest, capsys, width, num_frames, words)
 def test_the_largest_size_is_legal(manifest, capsys):
     """The bounds themselves pass, and are planned within seconds."""
     write(16384, 65537)
-    assert invoke(["plan", manifest, "--model", T2V, "--profile", "cpu"]) == 0
+    assert invoke(["plan", manifest, "--model", T2V, "--profile", "cpu", "--ignore-memory"]) == 0
     assert "16384x48x65537-text" in capsys.readouterr().out
 
 

@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_rendering(suite, tmp_pa
         (["approve", "small", "--who", "Kim", "--why", "x"], "it has none"),
         (["approve", "small", "--who", "Kim", "--why", "x", "--retire", "v"], "no night"),
         (["log", "small", "fox"], "knows no case fox"),
-        (["log", "small", "../x"], "is no name"),
+        (["log", "small", "../x"], "expected the name of a case"),
         (["log", "{path}", "fox"], "knows no case fox"),
         (["report", "{path}"], "has no finished night of suite 'small'"),
         (["report", "a b"], "suite 'a b'"),
