@@ -28,7 +28,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]  # old releases of clic
 
 
 class Name(click.ParamType):  # type: ignore[type-arg]  # as above
-    """A name that becomes part of a key in a store: of a night, a suite, a case or a variant."""
+    """A name that becomes part of a key in a store: of a night, a case or a variant."""
 
     name = "text"
 
@@ -37,10 +37,9 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # as above
         self._pattern = _CASE if what == "case" else _NAME
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - of click
-        """The name; UsageError where it would lead elsewhere. A suite may be given as its manifest."""
+        """The name; UsageError where it would lead elsewhere."""
         text = str(value)
-        is_manifest = self.what == "suite" and text.endswith(".parquet")
-        if not is_manifest and not self._pattern.fullmatch(text.replace(":", "") if self.what == "night" else text):
+        if not self._pattern.fullmatch(text.replace(":", "") if self.what == "night" else text):
             said = param.opts[0] if isinstance(param, click.Option) else self.what
             raise UsageError(f"{said} {text}: expected the name of a {self.what}: letters, digits, '.', '-' and '_'")
         return text

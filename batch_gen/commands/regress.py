@@ -28,22 +28,8 @@ RENDER: Final = (
     *("model", "preset", "dtype", "vae-dtype", "solver", "quantization", "modules-to-not-convert", "lora"),
     *("step-cache", "step-cache-warm-up", "step-cache-max-run", "decode", "long-prompt", "resize", "run-seed"),
     *("out", "profile", "config", "device", "mesh", "attention", "kernels", "experts", "tp-sequence-parallel"),
-    *(
-        "compile",
-        "compile-backend",
-        "graphs",
-        "graphs-digest",
-        "allow-compile",
-        "threads",
-        "scratch",
-        "limit",
-        "ids",
-        "where",
-        "override",
-        "stall-timeout",
-        "no-token-check",
-    ),
-    *("ignore-memory", "quiet"),
+    *("compile", "compile-backend", "graphs", "graphs-digest", "allow-compile", "threads", "scratch", "limit", "ids"),
+    *("where", "override", "stall-timeout", "no-token-check", "ignore-memory", "quiet"),
 )
 """Flags of `run` that say how a clip is rendered and which rows are meant."""
 _AS_JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print as JSON.")

@@ -71,7 +71,7 @@ class Placement:
         dtype: of the transformer and the text encoder.
         vae_dtype: of the autoencoder.
         fp8: whether the linear layers of the blocks hold one byte a weight.
-        replicas: on the machine; they share a CPU's or a CUDA device's cores and memory.
+        replicas: on the machine; they share a CPU's cores and memory.
         swap: whether only the expert in use is in memory.
     """
 
